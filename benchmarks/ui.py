@@ -27,7 +27,7 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -38,7 +38,6 @@ import httpx
 import msgspec
 from _flags import at_least_1
 
-from edl_airflow.plugin.live import LiveReader
 from edl_runtime.autoscale.history import MOST_BYTES, HistoryPoint, history_point
 from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, Scaling
 from edl_runtime.progress import Progress, publish_progress
@@ -46,6 +45,9 @@ from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    from edl_airflow.plugin.viewers import Kept
 
 DAGS = 50
 SEEN = frozenset(f"dag-{number}" for number in range(DAGS // 10))
@@ -168,10 +170,10 @@ async def report(redis_url: str, jobs: list[JobStatus], step: int) -> None:
             await publish_progress(client, NAMESPACE, job.name, one)
 
 
-async def changed(reader: LiveReader, version: str) -> None:
+async def changed(kept: Kept, version: str) -> None:
     """Wait for another snapshot."""
     for _ in range(1000):
-        if (await reader.seen()).version != version:
+        if (await kept.seen("edl_default")).version != version:
             return
         await asyncio.sleep(0.05)
 
@@ -223,8 +225,8 @@ async def measure(backend: Jobs, redis_url: str, manager: Any, rounds: int) -> d
                 viewers = [Viewer(client, name, headers) for name, headers in tokens(manager).items()]
                 for viewer in viewers:
                     found |= await _first_answers(viewer, backend)
-                reader = page.state.edl.reader("edl_default")
-                snapshots = await _polls(reader, viewers, backend, redis_url, rounds)
+                kept = page.state.edl
+                snapshots = await _polls(kept, viewers, backend, redis_url, rounds)
     found["snapshot_cpu_ms"] = _middle_ms(snapshots)
     for viewer in viewers:
         found |= {f"{viewer.name}_{what}_cpu_ms": _middle_ms(taken) for what, taken in viewer.taken.items()}
@@ -246,17 +248,17 @@ async def _first_answers(viewer: Viewer, backend: Jobs) -> dict[str, float]:
     return {f"{viewer.name}_{what}": value for what, value in took.items()}
 
 
-async def _polls(reader: LiveReader, viewers: list[Viewer], backend: Jobs, redis_url: str, rounds: int) -> list[float]:
+async def _polls(kept: Kept, viewers: list[Viewer], backend: Jobs, redis_url: str, rounds: int) -> list[float]:
     """Let all viewers poll after each of some snapshots; return the CPU seconds of those."""
     job, pool = (next(each.name for each in backend.jobs if each.kind == kind and _is_seen(each)) for kind in _KINDS)
     log = {viewer.name: f"/api/log?job={job}" for viewer in viewers}
     snapshots = []
     for number in range(rounds):
         await report(redis_url, backend.jobs, number + 2)
-        version = (await reader.seen()).version
+        version = (await kept.seen("edl_default")).version
         cpu = time.process_time()
-        reader.read_now()
-        await changed(reader, version)
+        kept.reader("edl_default").read_now()
+        await changed(kept, version)
         snapshots.append(time.process_time() - cpu)
         for viewer in viewers:
             await viewer.ask("/api/overview", "overview_changed")

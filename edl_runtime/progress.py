@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,6 +37,9 @@ LIMIT_LOGGED_AS = "job.limit"
 
 MOST_BYTES = 1 << 20
 """Of a report; a longer one can't be read, as all jobs' reports are read at once."""
+
+MOST_CURVE_BYTES = 4 << 20
+"""Of a curve; points that do not fit in are left out, those of earlier steps first."""
 
 MAX_SHARES = 4
 """Teachers' shares in a line."""
@@ -198,10 +201,8 @@ async def read_curve(client: Redis, namespace: str, job: str, *, most: int = MOS
     Raises RegistryUnavailableError.
     """
     key = keys.progress_curve(namespace, job)
-    with unavailable_if_lost(client, key):
-        found: Any = client.zrange(key, 0, -1)
-        contents = await found
-    points = [point for point in (decode_record(content, CurvePoint) for content in contents) if point]
+    contents = await run_script(client, "progress_curve", [key], [MOST_POINTS, MOST_CURVE_BYTES])
+    points = [point for point in (decode_record(content, CurvePoint) for content in reversed(contents)) if point]
     every = -(-len(points) // most)
     return points[::-every][::-1] if points else []
 

@@ -30,9 +30,9 @@ NO_CONNECTION = (
 )
 
 
-def json_answer(request: Request, found: Any, *, at: float = 0.0) -> Response:
-    """Answer with JSON; `at`: of when the data is, in Unix seconds."""
-    etag, content = encoded(found)
+async def json_answer(request: Request, made: Callable[[], Any], *, at: float = 0.0) -> Response:
+    """Answer with the JSON of what is `made`, in a thread; `at`: of when the data is, in Unix seconds."""
+    etag, content = await asyncio.to_thread(lambda: encoded(made()))
     return answer_with(request, content, etag=etag, at=at)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import mimetypes
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -16,18 +17,18 @@ import msgspec
 from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
 
 from edl_airflow.client import EdlClient
 from edl_airflow.identity import dag_of, owner
 from edl_airflow.plugin import access, actions, answers, viewers
 from edl_airflow.plugin.airflow_state import TaskKey
 from edl_airflow.plugin.answers import answer_with, encoded, error_answer, forged, json_answer
+from edl_airflow.plugin.downloads import LogDownload
 from edl_airflow.plugin.live import NO_JOBS, Seen, every_s
 from edl_airflow.plugin.log_tail import MOST_LINES, whole_log
 from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
 from edl_airflow.plugin.runs import JobRun, run_of
-from edl_airflow.plugin.viewers import About, Asked, DeniedError, Name, SilentBackendError, kept_of, trim
+from edl_airflow.plugin.viewers import About, Asked, DeniedError, Name, SilentBackendError, kept_of
 from edl_airflow.plugin.views import Scope, View
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
 from edl_runtime.concurrency import all_completed
@@ -38,6 +39,7 @@ from edl_runtime.progress import CurvePoint, read_curve
 from edl_runtime.registry.drain import drained_members
 from edl_runtime.registry.errors import UnknownTeacherError
 from edl_runtime.store.errors import RegistryError
+from edl_runtime.store.redis_client import readable
 
 STATIC = Path(__file__).parent / "static"
 
@@ -111,20 +113,19 @@ async def overview(request: Request, about: About) -> Response:
     if about.conn_id and about.conn_id not in conns:
         conns = [*conns, about.conn_id]
     removed = await _removed(about, seen, scope)
+
+    def made() -> tuple[str, bytes]:
+        return encoded(View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)), removed))
+
     key = (about.conn_id, seen.version, rights, scope, tuple(conns), removed)
-    if key not in kept.answers:
-        found = View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)), removed)
-        kept.answers[key] = encoded(found)
-        trim(kept.answers, viewers.MOST_ANSWERS)
-    etag, content = kept.answers[key]
+    etag, content = await kept.answers.get(key, lambda: asyncio.to_thread(made), holds_s=math.inf)
     return answer_with(request, content, etag=etag, at=seen.snapshot.at)
 
 
 async def show_job(request: Request, about: About, job: Name) -> Response:
     """Answer one job with its instances, curve and events; `job` is null once it was removed."""
     seen, view = await about.view()
-    line = view.line(job)
-    problems = view.problems()
+    lacks: list[Exception] = []
     curve: list[CurvePoint] = []
     events: list[Event] = []
     members: tuple[int, ...] = ()
@@ -141,23 +142,24 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             )
             members = training.members if training else ()
             curve = [point for point in curve if life and life.has(point.at)]
-            events = [one for one in found[job] if life and life.has(one.at) and one.at >= run.created_at]
+            events = [one for one in readable(found[job]) if life and life.has(one.at) and one.at >= run.created_at]
         except RegistryError as error:
-            problems = view.problems(error)
-    return json_answer(
-        request,
-        {
+            lacks.append(error)
+
+    def made() -> dict[str, Any]:
+        line = view.line(job)
+        return {
             "at": seen.snapshot.at,
-            "problems": problems,
+            "problems": view.problems(*lacks),
             "job": view.job(line) if line else None,
             "instances": view.instances(job, members),
             "last_lines": view.last_lines(job),
-            "curve": curve,
+            "curve": view.curve(curve),
             "events": view.events(job, events),
             "can_log": rights.reads_log,
-        },
-        at=seen.snapshot.at,
-    )
+        }
+
+    return await json_answer(request, made, at=seen.snapshot.at)
 
 
 async def show_pool(request: Request, about: About, pool: Name) -> Response:
@@ -167,21 +169,24 @@ async def show_pool(request: Request, about: About, pool: Name) -> Response:
     if line is None:
         raise DeniedError
     drained: list[str] = []
-    problems = view.problems()
+    lacks: list[Exception] = []
     if line.wanted is None or len(line.members) < line.wanted:  # else others have taken the places of those drained
         try:
             async with about.kept.clients.open(seen.digest) as client:
                 drained = await drained_members(client.redis, client.namespace, pool)
         except RegistryError as error:
-            problems = view.problems(error)
-    found = {
-        "at": seen.snapshot.at,
-        "problems": problems,
-        "pool": view.pool(line),
-        "instances": view.instances(pool),
-        "drained": drained,
-    }
-    return json_answer(request, found, at=seen.snapshot.at)
+            lacks.append(error)
+
+    def made() -> dict[str, Any]:
+        return {
+            "at": seen.snapshot.at,
+            "problems": view.problems(*lacks),
+            "pool": view.pool(line),
+            "instances": view.instances(pool),
+            "drained": drained,
+        }
+
+    return await json_answer(request, made, at=seen.snapshot.at)
 
 
 async def show_timeline(request: Request, about: About, job: Name = "") -> Response:
@@ -190,30 +195,26 @@ async def show_timeline(request: Request, about: About, job: Name = "") -> Respo
     Windows and traffic are for those who may see the cluster's activity.
     """
     seen, rights, scope = await about.parts()
-    view = View(seen, rights, scope)
+    view = await asyncio.to_thread(View, seen, rights, scope)
     kept = about.kept
     past = kept.past(seen.digest)
     async with kept.clients.open(seen.digest) as client:
         points = await past.points(client)
         lives = {name: life_of(seen.jobs[name]) for name in view.in_scope() & seen.jobs.keys()}
-        lives |= await _visible(about, view.scope, await past.removed(client, seen.jobs))
-        lives = {name: life for name, life in lives.items() if name == job or not job}
-        decided_at = seen.done.plan.at if seen.done else 0.0
-        key = (
-            seen.digest,
-            past.version,
-            decided_at,
-            rights,
-            frozenset((name, life.since) for name, life in lives.items()),
-        )
-        if key not in kept.answers:
-            now = time.time()
-            there = {name for name, status in seen.jobs.items() if not status.elastic}
+        lives |= await _visible(about, scope, await past.removed(client, seen.jobs))
+    lives = {name: life for name, life in lives.items() if name == job or not job}
+
+    async def ask() -> tuple[str, bytes]:
+        now = time.time()
+        there = {name for name, status in seen.jobs.items() if not status.elastic}
+        async with kept.clients.open(seen.digest) as client:
             events = await events_of(client, {name: life for name, life in lives.items() if name not in there})
-            found = await asyncio.to_thread(timeline, points, events, seen, lives, now)
-            kept.answers[key] = await asyncio.to_thread(lambda: encoded(view.timeline(found)))
-            trim(kept.answers, viewers.MOST_ANSWERS)
-        etag, content = kept.answers[key]
+        return await asyncio.to_thread(lambda: encoded(view.timeline(timeline(points, events, seen, lives, now))))
+
+    decided_at = seen.done.plan.at if seen.done else 0.0
+    since = frozenset((name, life.since) for name, life in lives.items())
+    key = (seen.digest, past.version, decided_at, rights, since)
+    etag, content = await kept.answers.get(key, ask, holds_s=math.inf)
     return answer_with(request, content, etag=etag, at=time.time())
 
 
@@ -232,7 +233,7 @@ async def show_log(
     digest = await kept.clients.digest(about.conn_id)
     run = await _readable_run(about, digest, job)
     part = await kept.logs.follower(digest, run).read(cursor, instance=instance, text=text, tail=tail)
-    return json_answer(request, part)
+    return await json_answer(request, lambda: part)
 
 
 async def download_log(
@@ -269,8 +270,7 @@ async def download_log(
                 yield chunk
 
     named = f"attachment; filename*=UTF-8''{quote(job, safe='')}.log"
-    headers = {"Content-Disposition": named}
-    return StreamingResponse(with_first(), media_type="text/plain; charset=utf-8", headers=headers)
+    return LogDownload(with_first(), headers={"Content-Disposition": named})
 
 
 async def act(request: Request, action: str) -> Response:
@@ -293,9 +293,9 @@ async def act(request: Request, action: str) -> Response:
     kept.reader(asked.conn).read_now()
     plan = None
     if result.outcome:
-        about = Asked(kept, request.state.edl_user, asked.conn, TaskKey())
-        plan = (await about.view())[1].plan(result.outcome)
-    return json_answer(request, {"done": result.done, "plan": plan})
+        _, view = await Asked(kept, request.state.edl_user, asked.conn, TaskKey()).view()
+        plan = await asyncio.to_thread(view.plan, result.outcome)
+    return await json_answer(request, lambda: {"done": result.done, "plan": plan})
 
 
 async def _removed(about: Asked, seen: Seen, scope: Scope) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -82,6 +83,7 @@ class LiveReader:
     """Reads a connection's state while somebody asks for it. Belongs to one event loop."""
 
     def __init__(self, conn_id: str, clients: Clients) -> None:
+        self._id = uuid.uuid4().hex
         self._conn_id = conn_id
         self._clients = clients
         self._digest = ""
@@ -96,17 +98,15 @@ class LiveReader:
         self._failing: dict[str, str] = {}
         self._logged = ""
 
-    async def seen(self) -> Seen:
+    async def seen(self, digest: str) -> Seen:
         """Return the last state; the first caller waits for it, and again once the connection was edited.
 
-        Raises SpecError, AirflowNotFoundException for the connection; BackendError if no state was ever read.
+        `digest`: of the connection's content, just looked up. Raises BackendError if no state was ever read.
         """
-        digest = await self._clients.digest(self._conn_id)
         loop = asyncio.get_running_loop()
         self._asked_at = loop.time()
         if self._reading is None or self._reading.done() or digest != self._digest:
-            if self._reading:
-                self._reading.cancel()
+            self.close()
             self._digest, self._first, self._last = digest, loop.create_future(), None
             self._expected, self._failing = (0.0, ()), {}
             self._first.add_done_callback(asyncio.Future.exception)  # so that nobody has to ask for it
@@ -117,6 +117,13 @@ class LiveReader:
         if self._last is None:
             raise _edited()
         return self._last
+
+    def close(self) -> None:
+        """Stop reading, and tell those who wait for the first state."""
+        if self._reading:
+            self._reading.cancel()
+        if self._first and not self._first.done():
+            self._first.set_exception(_edited())
 
     def read_now(self) -> None:
         """Read again at once, as after an action."""
@@ -222,11 +229,11 @@ class LiveReader:
 
     def _version(self) -> str:
         self._numbers += 1
-        return f"{id(self):x}-{self._numbers}"
+        return f"{self._id}-{self._numbers}"
 
 
 def _edited() -> BackendError:
-    return BackendError("the connection was edited just now; ask again")
+    return BackendError("the connection was edited just now, or is read no more as others are; ask again")
 
 
 def every_s(jobs: int) -> float:

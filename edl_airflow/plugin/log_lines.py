@@ -15,12 +15,17 @@ MOST_CHARACTERS = 4_000
 """Of a shown line; the rest is left out."""
 
 
+_DIRECTIONS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the direction of what follows, also of others' texts; letters bring their own."""
+
+
 def shown_line(text: str) -> str:
     """Return a line of output as a terminal leaves it: the last state of a progress bar, without escape codes."""
     last = text.rstrip("\r").rpartition("\r")[2]
-    return shortened(_ESCAPES.sub("", last))
+    return shown_text(_ESCAPES.sub("", last))
 
 
-def shortened(shown: str) -> str:
-    """Return a text, of one that is too long its beginning."""
-    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}…"
+def shown_text(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text without what turns others' texts round, of one that is too long its beginning."""
+    beginning = text if len(text) <= most else f"{text[:most]}…"
+    return _DIRECTIONS.sub("", beginning)

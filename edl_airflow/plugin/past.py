@@ -21,7 +21,7 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.monitor.timeline import HistorySegment, segments_of, spans, state_of
-from edl_runtime.store.errors import RegistryError
+from edl_runtime.store.errors import MalformedRecordError, RegistryError
 
 DAY_S = 24 * 3600.0
 MOST_POINTS = 500
@@ -156,9 +156,13 @@ async def _life_of_removed(client: EdlClient, name: str, stay: Stay) -> Life | N
 
 
 async def events_of(client: EdlClient, jobs: Mapping[str, Life]) -> dict[str, list[Event]]:
-    """Return the last events of these jobs' trainers. Raises RegistryUnavailableError."""
+    """Return the last events of trainers, none of those that can't be read. Raises RegistryUnavailableError."""
     found = await last_events(client.redis, client.namespace, sorted(jobs)[:MOST_JOBS], most=EVENTS_OF_JOB)
-    return {name: [event for event in happened if jobs[name].has(event.at)] for name, happened in found.items()}
+    return {
+        name: [event for event in happened if jobs[name].has(event.at)]
+        for name, happened in found.items()
+        if not isinstance(happened, MalformedRecordError)
+    }
 
 
 def timeline(

@@ -6,12 +6,13 @@ It replaces no note that a user has written. Every process of Airflow imports th
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
+
+from edl_airflow.plugin.log_lines import shown_text
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -25,6 +26,7 @@ OURS = "Edl"
 """In the names of our operators. Other tasks' results, which may be large, are not read."""
 
 MOST_METRICS = 4
+MOST_OF_TEXT = 300
 MOST_RESULTS = 500
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ def is_ours(note: Any | None) -> bool:
 
 def note_of(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Return the note of these results of tasks, by task; empty if none is a training's or a rescaling's. Pure."""
-    lines = [f"- **{_plain(task)}**: {line}" for task, result in results if (line := _line(result))]
+    lines = [f"- {_code(task)}: {line}" for task, result in results if (line := _line(result))]
     if not lines:
         return ""
     text = HEADING + "\n"
@@ -105,18 +107,18 @@ def _line(result: Mapping[str, Any]) -> str:
     if not {"job", "checkpoint", "metrics"} <= result.keys():
         return ""
     single = [each for each in dict(result["metrics"] or {}).items() if isinstance(each[1], int | float | str)]
-    metrics = [f"{_plain(name)} {_number(value)}" for name, value in single[:MOST_METRICS]]
+    metrics = [f"{_code(name)} {_number(value)}" for name, value in single[:MOST_METRICS]]
     size = (
         f"{_count(result['instances'], 'instance')}, {_count(result.get('generations') or 0, 'generation')}"
         if result.get("instances")
         else ""
     )
     step = f"step {result['step']}" if result.get("step") else ""
-    stopped = f"stopped: {_plain(result.get('reason') or 'asked to')}" if result.get("stopped") else ""
+    stopped = f"stopped: {_code(result.get('reason') or '') or 'asked to'}" if result.get("stopped") else ""
     answered = sum((result.get("answered") or {}).values())
     teachers = f"{answered:,} answers of {_count(len(result['answered']), 'teacher')}" if answered else ""
-    not_finite = [f"{_plain(name)} not finite since step {at}" for name, at in (result.get("not_finite") or {}).items()]
-    checkpoint = f"checkpoint {_plain(result['checkpoint'])}" if result["checkpoint"] else "no checkpoint"
+    not_finite = [f"{_code(name)} not finite since step {at}" for name, at in (result.get("not_finite") or {}).items()]
+    checkpoint = f"checkpoint {_code(result['checkpoint'])}" if result["checkpoint"] else "no checkpoint"
     return " · ".join(filter(None, [*metrics, *not_finite[:MOST_METRICS], step, size, teachers, stopped, checkpoint]))
 
 
@@ -125,13 +127,13 @@ def _count(number: int, what: str) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else _plain(str(value)[:40])
+    return f"{value:.4g}" if isinstance(value, int | float) else _code(shown_text(str(value), 40))
 
 
-def _plain(text: object) -> str:
-    """Return a text that Markdown shows as it is, in one line."""
-    one_line = " ".join(str(text)[:300].split())
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line)
+def _code(text: object) -> str:
+    """Return a text as Markdown's code, in one line: whatever it says, it is no link and does not end the code."""
+    one_line = " ".join(shown_text(str(text), MOST_OF_TEXT).replace("`", "'").split())
+    return f"`{one_line}`" if one_line else ""
 
 
 def _results(session: Session, dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:

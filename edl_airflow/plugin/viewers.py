@@ -66,17 +66,28 @@ class Kept:
         self.downloads = Counter[str]()
         self._readers: OrderedDict[str, LiveReader] = OrderedDict()
         self._past: OrderedDict[str, PastReader] = OrderedDict()
-        self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
+        self.answers = SharedAnswers[tuple[Any, ...], tuple[str, bytes]](MOST_ANSWERS)
         self._conns = SharedAnswers[None, list[str]](1)
         self._scopes = SharedAnswers[TaskKey, Scope](MOST_ANSWERS)
         self._listed = SharedAnswers[str, list[str]](MOST_LISTED)
         self.removed = SharedAnswers[tuple[str, tuple[airflow_state.JobLink, ...]], tuple[str, ...]](MOST_ANSWERS)
         self._logged: OrderedDict[str, float] = OrderedDict()
 
+    async def seen(self, conn_id: str) -> Seen:
+        """Return a connection's state. Raises as `Clients.digest` and `LiveReader.seen`.
+
+        It is looked up first: names that are none take no reader's place.
+        """
+        digest = await self.clients.digest(conn_id)
+        return await self.reader(conn_id).seen(digest)
+
     def reader(self, conn_id: str) -> LiveReader:
-        found = self._readers.setdefault(conn_id, LiveReader(conn_id, self.clients))
+        """Return the reader of a connection that was looked up; one that loses its place to it ends."""
+        found = self._readers.get(conn_id) or LiveReader(conn_id, self.clients)
+        self._readers[conn_id] = found
         self._readers.move_to_end(conn_id)
-        trim(self._readers, MOST_CONNECTIONS)  # whatever names are asked for; one that is read ends when it is idle
+        while len(self._readers) > MOST_CONNECTIONS:
+            self._readers.popitem(last=False)[1].close()
         return found
 
     def past(self, digest: str) -> PastReader:
@@ -162,7 +173,7 @@ class Asked(msgspec.Struct, frozen=True):
     async def view(self) -> tuple[Seen, View]:
         """Return the connection's state, and what the user sees of it. Raises DeniedError for a hidden DAG."""
         seen, rights, scope = await self.parts()
-        return seen, View(seen, rights, scope)
+        return seen, await asyncio.to_thread(View, seen, rights, scope)
 
     async def parts(self, nothing: Seen | None = None) -> tuple[Seen, Rights, Scope]:
         """Return what a view is made of. Raises DeniedError without a connection, unless `nothing` is then seen."""
@@ -179,7 +190,7 @@ class Asked(msgspec.Struct, frozen=True):
     async def _seen(self) -> Seen:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                return await self.kept.reader(self.conn_id).seen()
+                return await self.kept.seen(self.conn_id)
         except TimeoutError:
             raise SilentBackendError(
                 f"The backend of {self.conn_id} has not answered within {ANSWER_WITHIN_S:g} s; it is asked further"

@@ -6,9 +6,8 @@ Redis and the cluster are told to those alone who may see the cluster's activity
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -16,8 +15,9 @@ import msgspec
 from edl_airflow.identity import dag_of
 from edl_airflow.plugin.airflow_state import JobLink, TaskKey
 from edl_airflow.plugin.live import Seen
-from edl_airflow.plugin.log_lines import shortened, shown_line
+from edl_airflow.plugin.log_lines import shown_line, shown_text
 from edl_airflow.plugin.rights import Rights
+from edl_airflow.plugin.texts import LONGEST_NAME, is_of_task, names_in, without_addresses, words
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
 from edl_runtime.backends.interface import JobStatus, token_owner
@@ -25,9 +25,18 @@ from edl_runtime.elastic.rendezvous.group_status import LastResize
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.errors import BackendError
 from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnapshot, PoolLine, unit_of
+from edl_runtime.progress import CurvePoint
 from edl_runtime.store.errors import RegistryError
 
 NOBODY = TaskKey()
+
+MOST_CHARACTERS = 1_000
+"""Of a reason, an event, a trouble: of a longer one the beginning is shown."""
+
+MOST_OF_NOTE = 300
+MOST_METRICS = 20
+MOST_OF_NAME = 60
+"""Metrics of a job, and characters of the name of one: a script may report thousands."""
 
 _SHOWN_OF_PROGRESS = (
     "step", "total_steps", "epoch", "loss", "metrics", "samples_per_s", "time_left_s", "waiting", "busy", "teachers",
@@ -135,7 +144,12 @@ class View:
             "waiting": line.waiting,
             "limit": line.limit,
             "members": [
-                {**msgspec.structs.asdict(one), "quarantine": self.text(one.quarantine)} for one in line.members
+                {
+                    **msgspec.structs.asdict(one),
+                    "address": shown_text(one.address, MOST_CHARACTERS),
+                    "quarantine": self.text(one.quarantine),
+                }
+                for one in line.members
             ],
             "jobs": [name for name in line.jobs if name in self.jobs],
             "can": {**can, "drain": own in self._rights.changes, "checkpoint": False},
@@ -167,6 +181,10 @@ class View:
             if status and self.may(self._rights.reads_log, status)
             else ()
         )
+
+    def curve(self, points: Iterable[CurvePoint]) -> list[CurvePoint]:
+        """Return the points of a visible job's curve as they are shown."""
+        return [msgspec.structs.replace(point, metrics=_metrics(point.metrics)) for point in points]
 
     def events(self, job: str, happened: Iterable[Event]) -> list[dict[str, Any]]:
         """Return the events of a job that the user may see."""
@@ -225,29 +243,32 @@ class View:
 
         Such a name is one that any part of the state has, or has the form of those of tasks' jobs, or is in quotes,
         unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
-        ports are for those who may see the cluster's activity. Of a text without end the beginning is shown.
+        ports are for those who may see the cluster's activity.
         """
-        text = shortened(text)
-        if self._sees_all or not text:
-            return text
+        text = shown_text(text, MOST_CHARACTERS + LONGEST_NAME)  # a name at the end is whole
         key = (text, of)
         if key not in self._texts:
-            shown = "" if self._names_others(text, of) else text
-            self._texts[key] = shown if self._rights.cluster else _ADDRESS.sub("…", shown)
+            self._texts[key] = shown_text(text if self._sees_all else self._told(text, of), MOST_CHARACTERS)
         return self._texts[key]
 
+    def _told(self, text: str, of: str) -> str:
+        if self._names_others(text, of):
+            return ""
+        return text if self._rights.cluster else without_addresses(text)
+
     def _names_others(self, text: str, of: str) -> bool:
-        words, quoted = _words(text)
-        if not of and not quoted <= self._visible | self._windows:
+        found, quoted = words(text)
+        if not of and quoted - self._visible - self._windows:
             return True
-        return any(self._is_other(word, of) for word in words)
+        return any(self._is_other(word, of) for word in found)
 
     def _is_other(self, word: str, of: str) -> bool:
         """Whether a word is the name of a job that the user does not see, or of one of its instances."""
-        while word and word != of and word not in self._visible:
-            if word in self._hidden or _OF_TASK.search(word):
+        for name in names_in(word):
+            if name == of or name in self._visible:
+                return False
+            if name in self._hidden or is_of_task(name):
                 return True
-            word = word.rpartition("-")[0]
         return False
 
     def _sees(self, job: JobStatus) -> bool:
@@ -334,7 +355,8 @@ class View:
         if line.progress is None:
             return None
         shown = {name: getattr(line.progress, name) for name in _SHOWN_OF_PROGRESS}
-        return {**shown, "note": self.text(line.progress.note, line.name)}
+        note = shown_text(self.text(line.progress.note, line.name), MOST_OF_NOTE)
+        return {**shown, "metrics": _metrics(line.progress.metrics), "note": note}
 
     def _resize(self, line: JobLine) -> LastResize | None:
         return line.resize and msgspec.structs.replace(line.resize, reason=self.text(line.resize.reason, line.name))
@@ -356,31 +378,12 @@ def _active_first(job: JobStatus) -> tuple[bool, str]:
     return job.has_ended, job.name
 
 
+def _metrics(reported: Mapping[str, float]) -> dict[str, float]:
+    return {shown_text(name, MOST_OF_NAME): value for name, value in islice(reported.items(), MOST_METRICS)}
+
+
 def _planned(snapshot: MonitorSnapshot) -> dict[str, Any]:
     return {name: getattr(snapshot, name) for name in ("planned_at", "window", "until")}
-
-
-# Names and hosts in texts
-
-_WORD = re.compile(r"(?<![a-z0-9-])[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
-_QUOTED = re.compile(r"""(['"`])([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)\1""")
-"""As messages quote names."""
-
-_OF_TASK = re.compile(r"-[0-9a-f]{10}$")
-"""Ends the names of tasks' jobs; see edl_airflow.identity."""
-
-_ADDRESS = re.compile(
-    r"\b(?:https?|rediss?|grpcs?)://\S*[\w/]"
-    r"|(?:\[[0-9a-f:.]+\]|\b[a-z_][\w.-]*):\d{2,5}\b"
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",
-    re.IGNORECASE,
-)
-
-
-@lru_cache(maxsize=4096)
-def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the words of a text that may be names or start with one, and those in quotes."""
-    return frozenset(_WORD.findall(text)), frozenset(name for _, name in _QUOTED.findall(text))
 
 
 def _names_in(seen: Seen) -> set[str]:

@@ -159,8 +159,10 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
 
 
-async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
-    """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
+async def run_script_on_each(
+    client: Redis, name: str, each: Sequence[Sequence[str]], args: Sequence[str | int] = ()
+) -> list[Any]:
+    """Run `name`.lua on each of these lists of keys, with the same arguments; return its answers, in order.
 
     One round trip, but not one transaction. Where keys hold something else than the script expects, the answer is a
     MalformedRecordError. Raises RegistryUnavailableError.
@@ -168,7 +170,7 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
     script = client.register_script(_text(name))
     async with client.pipeline(transaction=False) as pipeline:
         for keys in each:
-            await script(keys=list(keys), client=pipeline)
+            await script(keys=list(keys), args=list(args), client=pipeline)
         return await answers_of_each(client, pipeline, each)
 
 

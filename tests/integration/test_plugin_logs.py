@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.airflow.page import Api, submit
 from support.airflow.world import World
-from support.teachers.process import wait_until
+from support.teachers.process import PATIENCE_S, wait_until
 
-from edl_airflow.plugin import app, clients, log_tail
+from edl_airflow.plugin import app, clients, downloads, log_tail
 from edl_airflow.plugin.clients import Clients
 from edl_airflow.plugin.log_tail import LogFollower, LogFollowers, whole_log
 from edl_airflow.plugin.runs import run_of
@@ -172,3 +172,37 @@ def test_downloads_beyond_a_few_are_told_to_wait(
     assert api.ask("/api/log/download?job=night").status_code == 200
     assert [answer.status_code for answer in asked[1:]] == [503, of_another]
     assert "Try again" in json.loads(asked[1].text)["error"]
+
+
+def test_a_client_that_reads_nothing_keeps_no_place(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file ends with a line that says why, should it ever read it; others download meanwhile."""
+    monkeypatch.setattr(app, "MOST_DOWNLOADS", 1)
+    monkeypatch.setattr(downloads, "PAUSE_S", 0.2)
+    submit(world, "night", words=("python", "-c", LINES.format(count=60_000).replace("time.sleep(600)", "")))
+    wait_until(lambda: world.jobs()["night"] == "succeeded")
+    reads, is_sent = asyncio.Event(), asyncio.Event()
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        """As a server whose buffers are full."""
+        if body := message.get("body"):
+            sent.append(body)
+            is_sent.set()
+            await reads.wait()
+
+    async def meet() -> None:
+        slow = asyncio.create_task(api.connect("/api/log/download", b"job=night", send))
+        await is_sent.wait()
+        status = 503
+        async with asyncio.timeout(PATIENCE_S):
+            while status == 503:
+                status = (await api._ask("/api/log/download?job=night", "op", "GET")).status_code
+        assert status == 200
+        reads.set()
+        await slow
+
+    api._runner.run(meet())
+    *lines, last = b"".join(sent).decode().splitlines(keepends=True)
+    assert last == downloads.BREAKS_OFF
+    assert lines[:2] == ["[0] 0\n", "[0] 1\n"]
+    assert len(lines) < 60_000

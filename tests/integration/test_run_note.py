@@ -24,7 +24,7 @@ with warnings.catch_warnings():  # of what Airflow's own imports drag in
     from sqlalchemy.orm import Session
 
 NIGHT = {"job": "night", "checkpoint": "/m", "metrics": {"accuracy": 0.9}, "answered": {"a:1": 7}}
-NOTE = "**Elastic deep learning**\n\n- **train**: accuracy 0.9 · 7 answers of 1 teacher · checkpoint /m"
+NOTE = "**Elastic deep learning**\n\n- `train`: `accuracy` 0.9 · 7 answers of 1 teacher · checkpoint `/m`"
 FOREIGN = '{"__classname__": "airflow.absent.Thing", "__version__": 1, "__data__": {}}'
 
 

@@ -87,7 +87,7 @@ export class CurveFigure {
     const points = curve.filter((point) => known(this.#value(point)));
     this.element.hidden = points.length < 2;
     if (points.length < 2) return;
-    this.#caption.textContent = summary(this.#title, points, this.#value);
+    this.#caption.replaceChildren(el("bdi", null, this.#title), summary(points, this.#value));
     const data = [points.map(({ step }) => step), points.map(this.#value)];
     if (this.#chart) this.#chart.draw(data);
     else {
@@ -110,10 +110,10 @@ export class CurveFigure {
 }
 
 /** A curve in words, which say what its line shows. */
-function summary(title, points, value) {
+function summary(points, value) {
   const [first, last] = [points[0], points.at(-1)];
   const values = points.map(value);
   const range = `lowest ${metric(Math.min(...values))}, highest ${metric(Math.max(...values))}`;
   const from = `from ${metric(value(first))} at step ${number(first.step)} to ${metric(value(last))} at step ${number(last.step)}`;
-  return `${title}: ${from}; ${range}`;
+  return `: ${from}; ${range}`;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import time
@@ -16,6 +17,7 @@ from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.client import KubernetesClient
 from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.settings import KEPT_LOGS
 
 MAX_LINES = 2000
@@ -24,11 +26,15 @@ MAX_LINES = 2000
 MAX_BYTES = 512 * 1024
 """Compressed size of a job's log: a ConfigMap holds 1 MiB."""
 
+MAX_CHARACTERS = 32 * MAX_BYTES
+"""Of a job's log before it is compressed; more is not tried, as it seldom fits and takes seconds."""
+
 _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
 _LENGTH = "edl-airflow/log-length"
 _OWNER = "edl-airflow/log-owner"
 
+_decoder = JsonDecoder(list[LogLine])  # made at import: msgspec crashes when several threads are the first to decode
 log = get_logger(__name__)
 
 
@@ -59,7 +65,7 @@ async def archive_log(
     kept = {
         **manifest,
         "metadata": {**manifest["metadata"], "annotations": annotations},
-        "binaryData": {"lines": base64.b64encode(_pack(lines)).decode()},
+        "binaryData": {"lines": await asyncio.to_thread(_pack, lines)},
     }
     while True:
         there = await api.get("ConfigMap", names.archive_name(job))
@@ -87,8 +93,7 @@ async def read_archived_log(api: KubernetesClient, job: str) -> ArchivedLog | No
     kept = await api.get("ConfigMap", names.archive_name(job))
     if kept is None or not _is_log_of(kept, job):
         return None
-    packed = base64.b64decode(kept.get("binaryData", {}).get("lines", ""))
-    lines = msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+    lines = await asyncio.to_thread(_unpack, kept.get("binaryData", {}).get("lines", ""))
     return ArchivedLog(lines, _annotations(kept).get(_OWNER, ""))
 
 
@@ -106,15 +111,20 @@ def _annotations(config_map: Mapping[str, Any]) -> Mapping[str, str]:
     return config_map["metadata"].get("annotations") or {}
 
 
-def _pack(lines: Sequence[LogLine]) -> bytes:
-    """Compress the last lines of each instance, as many of each as fit."""
+def _pack(lines: Sequence[LogLine]) -> str:
+    """Compress the last lines of each instance, as many of each as fit. Takes long: call it in a thread."""
     of_each: dict[int, list[LogLine]] = defaultdict(list)
     for line in lines:
         of_each[line.instance].append(line)
     most = min(MAX_LINES, max(map(len, of_each.values()), default=0))
     while True:
         kept = [line for _, of_one in sorted(of_each.items()) for line in (of_one[-most:] if most else [])]
-        packed = gzip.compress(msgspec.json.encode(kept))
-        if len(packed) <= MAX_BYTES or not most:
-            return packed
+        if sum(len(line.text) for line in kept) <= MAX_CHARACTERS:
+            packed = gzip.compress(msgspec.json.encode(kept))
+            if len(packed) <= MAX_BYTES or not most:
+                return base64.b64encode(packed).decode()
         most = most * 3 // 4
+
+
+def _unpack(packed: str) -> list[LogLine]:
+    return _decoder.decode(gzip.decompress(base64.b64decode(packed)))

@@ -36,6 +36,7 @@ from edl_runtime.store.redis_client import (
     malformed,
     malformed_if_unreadable,
     run_script,
+    run_script_on_each,
     unavailable_if_lost,
 )
 
@@ -54,6 +55,8 @@ QUIET_S = 1.0
 """For so long nothing is decided in a Redis that was empty: agents may restore the highest generation."""
 POLL_EVERY_S = 0.1
 """How often to check whether another submission's instances are dead."""
+MOST_BYTES = 256 << 10
+"""Of the last events of a job that are read together with others'; those that do not fit in are left out."""
 BLOCK_S = 1.0
 """Longest single wait inside Redis; below the client's timeout."""
 
@@ -382,17 +385,21 @@ async def announce(client: Redis, namespace: str, job: str, event: Event) -> Non
     await run_script(client, "group_announce", keys.group_keys(namespace, job), args)
 
 
-async def last_events(client: Redis, namespace: str, jobs: Sequence[str], *, most: int) -> dict[str, list[Event]]:
-    """Return the last events of each of these jobs, oldest first, in one round trip.
+async def last_events(
+    client: Redis, namespace: str, jobs: Sequence[str], *, most: int
+) -> dict[str, list[Event] | MalformedRecordError]:
+    """Return the last events of each of these jobs, oldest first, in one round trip; of MOST_BYTES at most.
 
-    Raises RegistryUnavailableError.
+    Of a job whose key holds something else the error is returned. Raises RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
-        async with client.pipeline(transaction=False) as asked:
-            for job in jobs:
-                asked.xrevrange(keys.group_events(namespace, job), count=most)
-            answers: list[Any] = await asked.execute() if jobs else []
-    return {job: _decode_events(entries[::-1]) for job, entries in zip(jobs, answers, strict=True)}
+    groups = [keys.group_keys(namespace, job) for job in jobs]
+    answers = await run_script_on_each(client, "group_events", groups, [most, MOST_BYTES])
+    return {
+        job: answer
+        if isinstance(answer, MalformedRecordError)
+        else _decode_events([(entry_id, {"event": content}) for entry_id, content in reversed(answer)])
+        for job, answer in zip(jobs, answers, strict=True)
+    }
 
 
 async def last_event_id(client: Redis, namespace: str, job: str) -> str:

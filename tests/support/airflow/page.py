@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Send
 from support.airflow.world import World
 from support.teachers.process import wait_until
 
@@ -96,12 +97,22 @@ class Api:
         self._runner.close()
         assert not (left := asyncio.all_tasks(loop)), left
 
+    async def connect(self, path: str, query: bytes, send: Send) -> None:
+        """Ask as a viewer whose client takes messages as `send` does."""
+        (mounted,) = EdlPlugin.fastapi_apps
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "root_path": "", "app": None}
+        headers = [(name.lower().encode(), value.encode()) for name, value in self._login("viewer").items()]
+        await mounted["app"]({**scope, "headers": headers}, asyncio.Event().wait, send)
+
+    def _login(self, role: str) -> dict[str, str]:
+        user = SimpleAuthManagerUser(username=f"the {role}", role=role)
+        return {"Authorization": f"Bearer {self._manager.generate_jwt(user)}"}
+
     async def _ask(self, path: str, role: str, method: str, **more: Any) -> httpx.Response:
         (mounted,) = EdlPlugin.fastapi_apps
         headers = dict(more.pop("headers", {}))
         if role:
-            user = SimpleAuthManagerUser(username=f"the {role}", role=role)
-            headers["Authorization"] = f"Bearer {self._manager.generate_jwt(user)}"
+            headers |= self._login(role)
         transport = httpx.ASGITransport(app=mounted["app"])
         async with httpx.AsyncClient(transport=transport, base_url="http://airflow.example") as client:
             return await client.request(method, path, headers=headers, **more)

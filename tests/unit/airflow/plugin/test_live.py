@@ -16,9 +16,6 @@ from edl_airflow.plugin.live import NO_JOBS, LiveReader
 class NoClients:
     """Stands for the clients of a connection that is never edited."""
 
-    async def digest(self, _: str) -> str:
-        return "digest"
-
     @asynccontextmanager
     async def open(self, _: str) -> AsyncIterator[None]:
         yield None
@@ -35,7 +32,7 @@ async def test_a_reader_ends_when_it_is_cancelled_while_it_is_told_to_read_again
 
     monkeypatch.setattr(LiveReader, "_take", take)
     reader = LiveReader("edl_default", cast("Clients", NoClients()))
-    await reader.seen()
+    await reader.seen("digest")
     await asyncio.sleep(0)
     reader.read_now()
     for _ in range(turns):

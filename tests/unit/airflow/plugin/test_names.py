@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from support.autoscale.jobs import capacity, running_job
 from support.depth import examples
 
+from edl_airflow.plugin import views
 from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.past import life_of, timeline
 from edl_airflow.plugin.rights import Rights
+from edl_airflow.plugin.texts import names_in
 from edl_airflow.plugin.views import View, plain_problem
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint, RescaleOutcome
 from edl_runtime.autoscale.outlook import ExpectedPlan
@@ -162,6 +165,8 @@ def test_no_answer_has_the_name_of_a_hidden_job_or_a_host_in_it(world: World) ->
         ("keeps 2: image registry.example:5000/a can't be pulled", "keeps 2: image …/a can't be pulled"),
         ("window 'night' holds until 18:00", "window 'night' holds until 18:00"),
         ("ran from 10:15:30 until 12:00", "ran from 10:15:30 until 12:00"),
+        ("ended 2026-11-29T10:15:30", "ended 2026-11-29T10:15:30"),
+        ("7.kube-1.example:6443 is away", "… is away"),
         ("the checkpoint s3://bucket/night is damaged", "the checkpoint s3://bucket/night is damaged"),
     ],
 )
@@ -230,3 +235,49 @@ def test_a_name_that_is_known_from_anywhere_is_hidden_while_it_is_not_seen(more:
     assert [view.text("waits for gone"), view.text("waits for gone", "night"), view.text("night waits")] == [
         "", "", "night waits",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["_.", "a-", "a.", "'a", "[:", "1.1.1.", "1:", "http://", "-", "é."])
+def test_the_time_for_a_text_grows_with_its_length_alone(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the text takes four times the work, whatever a job has written; sixteen times would be quadratic."""
+    monkeypatch.setattr(views, "MOST_CHARACTERS", 1_000_000)
+    job = msgspec.structs.replace(running_job("night", 1), token="open/a/1")
+    snapshot = build_snapshot([job], capacity(), None, {}, NOW)
+    rights = Rights(sees=frozenset({"open"}), reads_log=frozenset(), changes=frozenset(), cluster=False)
+
+    def cpu_s(size: int) -> float:
+        took = []
+        for number in range(5):
+            view = View(Seen(version="1", snapshot=snapshot, jobs={"night": job}, lines={}), rights)
+            text = f"{number} a{part * size}!"
+            began = time.thread_time()
+            view.text(text, "night")
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    assert cpu_s(20_000) < 8 * max(cpu_s(5_000), 0.001)
+
+
+def test_of_a_long_text_the_beginning_is_shown() -> None:
+    """It is cut before anything is looked for in it, behind a name at the end."""
+    job = msgspec.structs.replace(running_job("night", 1), token="open/a/1")
+    seen = Seen(version="1", snapshot=build_snapshot([job], capacity(), None, {}, NOW), jobs={"night": job}, lines={})
+    rights = Rights(sees=frozenset({"open"}), reads_log=frozenset(), changes=frozenset(), cluster=False)
+    shown = View(seen, rights).text("x " * 3_000 + "secret-0123456789")
+    assert shown == "x " * (views.MOST_CHARACTERS // 2) + "…"
+    hidden = "secret-0123456789"
+    assert View(seen, rights).text(f"{'x' * (views.MOST_CHARACTERS - 10)} {hidden} x") == "", "not even its beginning"
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("a-b-0", ["a-b-0", "a-b", "a"]),
+        (f"{'n' * 52}-0-x9z2k", [f"{'n' * 52}-0-x9z2k", f"{'n' * 52}-0", "n" * 52]),
+        (f"{'n' * 52}-{'x' * 5000}", ["n" * 52]),
+        ("x" * 5000, []),
+    ],
+)
+def test_a_word_may_be_or_begin_with_names_of_jobs(word: str, names: list[str]) -> None:
+    """No longer than a name and an instance's number can be."""
+    assert list(names_in(word)) == names

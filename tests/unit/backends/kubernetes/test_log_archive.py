@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import random
+import threading
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,7 @@ from edl_runtime.backends.kubernetes import log_archive
 
 
 def unpacked(lines: list[LogLine]) -> list[LogLine]:
-    packed = log_archive._pack(lines)
+    packed = base64.b64decode(log_archive._pack(lines))
     assert len(packed) <= log_archive.MAX_BYTES
     return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
 
@@ -56,6 +59,40 @@ def test_of_each_instance_only_the_last_lines_are_kept() -> None:
 def test_a_line_that_is_too_long_on_its_own_is_dropped() -> None:
     """Better than a job that can't be deleted."""
     assert unpacked(noise(0, 1, log_archive.MAX_BYTES * 2)) == []
+
+
+def test_more_than_can_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances write as much as they like, and each try takes its time."""
+    compress = gzip.compress
+    tried: list[int] = []
+
+    def noted(content: bytes) -> bytes:
+        tried.append(len(content))
+        return compress(content, 1)
+
+    monkeypatch.setattr(gzip, "compress", noted)
+    assert unpacked([LogLine(number % 4, "x" * 60_000) for number in range(4 * 400)])
+    assert max(tried) < 1.1 * log_archive.MAX_CHARACTERS
+
+
+async def test_a_log_is_packed_and_unpacked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may be that of a triggerer or of Airflow's API server."""
+    threads = set[int]()
+
+    def noting(do: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        def noted(content: bytes) -> bytes:
+            threads.add(threading.get_ident())
+            return do(content)
+
+        return noted
+
+    for name in ("compress", "decompress"):
+        monkeypatch.setattr(gzip, name, noting(getattr(gzip, name)))
+    api: Any = ConfigMaps()
+    await log_archive.archive_log(api, "night", [LogLine(0, "all")], run="one")
+    assert await log_archive.read_archived_log(api, "night") == ([LogLine(0, "all")], "")
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 class ConfigMaps:
