@@ -25,6 +25,7 @@ from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Array, Tensor
 
 _WAIT_S = 60.0
+_MOST_VARIABLES = 30_000  # of one query; SQLite allows 32,766
 _SCHEMA = """
 pragma synchronous=off;
 create table if not exists answers (digest blob primary key, tensors blob not null) without rowid;
@@ -65,9 +66,13 @@ class RecordedAnswers:
         self._database.close()
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        marks = ",".join("?" * len(digests))
-        found = self._database.execute(f"select digest, tensors from answers where digest in ({marks})", digests)  # noqa: S608
-        return dict(found.fetchall())
+        found: dict[bytes, bytes] = {}
+        for start in range(0, len(digests), _MOST_VARIABLES):
+            some = digests[start : start + _MOST_VARIABLES]
+            marks = ",".join("?" * len(some))
+            query = f"select digest, tensors from answers where digest in ({marks})"  # noqa: S608
+            found.update(self._database.execute(query, some).fetchall())
+        return found
 
     def keep(self, answers: Mapping[bytes, bytes]) -> None:
         """Add these, all or none."""

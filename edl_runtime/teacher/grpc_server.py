@@ -86,9 +86,10 @@ def method_of_one_message(answer: Callable[[bytes, OtherBody], Awaitable[bytes]]
             with OtherBody(memory) as body:
                 return await answer(await _received(context, memory, body), body)
         except ProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
         except InferenceError as error:
-            await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason)
+            code, reason = _STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason
+        await context.abort(code, reason)  # not above: gRPC keeps what this raises, which would keep the message
         raise AssertionError  # abort raises
 
     return grpc.stream_unary_rpc_method_handler(call)

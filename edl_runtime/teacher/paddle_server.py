@@ -157,17 +157,21 @@ def http_handler(service: GeneralModelService) -> web.Server:
 async def _http_body(request: web.BaseRequest, body: OtherBody) -> bytes:
     """Return a request's body, unpacked. Raises ProtocolError, and InferenceError without room."""
     body.check_size(request.content_length or 0)
-    content = bytearray()
-    async for piece in request.content.iter_any():
-        body.receive(len(piece))
-        content += piece
-    body.end()
     encoding = request.headers.get("Content-Encoding", "").lower()
-    if encoding in ("", "identity"):
-        return bytes(content)
-    if encoding != "gzip":
+    if encoding not in ("", "identity", "gzip"):
         raise ProtocolError(f"Content-Encoding is {encoding[:40]!r}, allowed is gzip")
-    return await body.unpacked(bytes(content), partial(inflated, wbits=GZIP))
+    received = bytearray()
+    try:
+        async for piece in request.content.iter_any():
+            body.receive(len(piece))
+            received += piece
+        content = bytes(received)
+    except ConnectionResetError:
+        raise ProtocolError("the client has disconnected") from None
+    finally:
+        received.clear()  # aiohttp keeps that error, which keeps this frame
+    body.end()
+    return await body.unpacked(content, partial(inflated, wbits=GZIP)) if encoding == "gzip" else content
 
 
 async def _from_json(content: bytes, body: OtherBody) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -157,3 +159,23 @@ async def test_a_message_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyP
             await ready(bytes(1001), metadata=TOKEN)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await ready(MESSAGES["Model"](name="net").SerializeToString(), metadata=TOKEN)
+
+
+async def test_a_refused_message_is_not_kept_by_its_error() -> None:
+    """The library keeps what ends a call, until Python looks for cycles."""
+    content = b"\x3a\x80\x80\x80\x04" + bytes(8 << 20)
+    gc.disable()
+    try:
+        async with (
+            asyncio.timeout(LIMIT_S),
+            oip(Idle(most=64 << 20)) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.max_send_message_length", -1)]) as channel,
+        ):
+            tracemalloc.start()
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError, match="there is no model"):
+                    await channel.unary_unary(f"/{SERVICE}/ModelInfer")(content, metadata=TOKEN)
+            assert tracemalloc.get_traced_memory()[0] < 12 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()

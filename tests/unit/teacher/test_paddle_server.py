@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import io
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +189,27 @@ async def test_a_slow_body_makes_room_for_one_that_comes(monkeypatch: pytest.Mon
             assert answer.status == 200
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_client_that_disconnects_leaves_neither_its_body_nor_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The body was kept by its error until Python looked for cycles, which it seldom does."""
+    requests: Any = Idle()
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving_paddle(GeneralModelService(requests, ["x"]), "127.0.0.1", 0) as port,
+    ):
+        gc.disable()
+        tracemalloc.start()
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head_of(20 << 20) + bytes(16 << 20))
+            await until(lambda: requests.memory.size >= 16 << 20)
+            writer.transport.abort()
+            await until(lambda: requests.memory.size == 0)
+            assert tracemalloc.get_traced_memory()[0] < 8 << 20
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert "Traceback" not in caplog.text
