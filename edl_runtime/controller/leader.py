@@ -23,6 +23,9 @@ log = get_logger(__name__)
 
 clock = time.monotonic
 
+SUBSTITUTE_RETRY_S = 10.0
+"""How often one that works in many namespaces looks whether others have come."""
+
 
 class LeaseTimes(msgspec.Struct, frozen=True):
     """Kubernetes' own components use the same times, in seconds.
@@ -156,6 +159,42 @@ class Candidate:
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(self._times.retry_s):
                 await self._api.patch({**self._lease, "kind": "Lease"}, change)
+
+
+class Substitute:
+    """One that works where nobody holds the Lease `name`, and never takes it: whoever wants it may have it."""
+
+    def __init__(self, api: KubernetesClient, name: str, retry_s: float = SUBSTITUTE_RETRY_S) -> None:
+        self._api = api
+        self._name = name
+        self._retry_s = retry_s
+        self._lease: Manifest | None = None
+        self._seen_at = clock()
+
+    async def stand_in(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do `work` whenever nobody holds the Lease, and cancel it when somebody does. Raises BackendError at first."""
+        while True:
+            while await self._is_held():
+                log.warning("leader.is_another", lease=self._name, identity=self._holder(), retry_in_s=self._retry_s)
+                await asyncio.sleep(self._retry_s)
+            await first_completed(work(), self._wait_held())
+
+    async def _wait_held(self) -> None:
+        while True:
+            await asyncio.sleep(self._retry_s)
+            with suppress(BackendError):  # the work meets it, too, and handles it
+                if await self._is_held():
+                    return
+
+    async def _is_held(self) -> bool:
+        found = await self._api.get("Lease", self._name)
+        if found is None or self._lease is None or _version(found) != _version(self._lease):
+            self._seen_at = clock()
+        self._lease = found
+        return found is not None and not may_take(found, "", clock() - self._seen_at)
+
+    def _holder(self) -> str:
+        return str(mapping_at(self._lease or {}, "spec").get("holderIdentity"))
 
 
 def _version(lease: Manifest) -> str:

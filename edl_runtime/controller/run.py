@@ -17,7 +17,7 @@ from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.client import Outage, open_client
 from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
-from edl_runtime.controller.leader import Candidate, LeaseTimes
+from edl_runtime.controller.leader import Candidate, LeaseTimes, Substitute
 from edl_runtime.controller.passes import Passes, PassOptions
 from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, Resource
@@ -160,10 +160,29 @@ async def _serve(
     vitals: Vitals,
     namespace: str,
 ) -> None:
-    """Reconcile and rescale one namespace until cancelled."""
-    defaults = options.defaults
+    """Reconcile and rescale one namespace until cancelled, unless that has a controller of its own.
+
+    Both would make its jobs anew in turns.
+    """
+    work = partial(_reconcile, connect, options, windows, vitals, namespace)
     if options.all_namespaces:
         bind_contextvars(namespace=namespace)  # in all log lines of this task and of those that it starts
+    if namespace == options.namespace:
+        await work()
+    else:
+        async with open_client(connect, namespace, outage=Outage()) as api:
+            await Substitute(api, LEASE).stand_in(work)
+
+
+async def _reconcile(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    vitals: Vitals,
+    namespace: str,
+) -> None:
+    defaults = options.defaults
+    if options.all_namespaces:
         settings = msgspec.structs.replace(defaults.settings, namespace=namespace)
         defaults = msgspec.structs.replace(defaults, settings=settings)
     backend = KubernetesBackend(connect, namespace=namespace, kept_logs=defaults.settings.kube_kept_logs)

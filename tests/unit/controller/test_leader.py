@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.errors import ClusterUnavailableError, ConflictError
-from edl_runtime.controller.leader import Candidate, LeaseTimes, may_take, taken
+from edl_runtime.controller.leader import Candidate, LeaseTimes, Substitute, may_take, taken
 
 TIMES = LeaseTimes(lease_s=1, give_up_s=0.3, retry_s=0.05)
 NEVER_LOST = LeaseTimes(lease_s=3600, give_up_s=3600.0, retry_s=0.05)
@@ -34,6 +34,24 @@ def test_a_renewal_keeps_when_it_was_acquired() -> None:
     again = taken({"spec": first}, "me", TIMES, 5.0)
     assert (again["acquireTime"], again["renewTime"]) == (first["acquireTime"], "1970-01-01T00:00:05.000000Z")
     assert taken(lease("other"), "me", TIMES, 5.0)["leaseTransitions"] == 5
+
+
+async def test_a_substitute_works_while_nobody_holds_the_lease() -> None:
+    """It leaves the work to one that takes the Lease, and never takes it itself."""
+    leases = Leases()
+    own = Worker(leases, "own", NEVER_LOST)
+    substitute = Worker(leases, "")
+    standing_in = asyncio.create_task(Substitute(leases, "lease", retry_s=0.01).stand_in(substitute.work))  # type: ignore[arg-type]
+    await substitute.began.wait()
+    assert leases.lease is None
+    leading = asyncio.create_task(own._candidate.lead(own.work))
+    await substitute.ended.wait()
+    assert own.began.is_set()
+    substitute.began.clear()
+    leading.cancel()  # which gives the Lease back
+    await substitute.began.wait()
+    standing_in.cancel()
+    await asyncio.wait([standing_in, leading])
 
 
 class Leases:
