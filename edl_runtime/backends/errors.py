@@ -112,7 +112,9 @@ class ClusterError(BackendError):
     def __str__(self) -> str:
         hint = {
             401: "; the credentials of the cluster are wrong or have expired",
-            403: "; deploy/role.yaml grants all that is needed" if "cannot" in self.message else "",
+            403: "; deploy/role.yaml grants all that is needed, and a controller deploy/controller.yaml"
+            if "cannot" in self.message
+            else "",
         }.get(self.status, "")
         return f"the cluster refuses the request: {self.message or self.reason}{hint}"
 

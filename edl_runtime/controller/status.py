@@ -199,7 +199,7 @@ def events_of(resource: Resource, status: dict[str, Any], *, why: str = "") -> I
 def events_of_start(before: JobStatus | None, made: JobStatus, notes: Sequence[str]) -> Iterator[Event]:
     """Yield the events of a submit. `before`: the job of that name until then. `notes`: on the manifest."""
     if before is None or before.starting:
-        yield Event("Normal", "Created", f"created a Job of {made.wanted} instances")
+        yield Event("Normal", "Created", f"created a Job of {made.wanted} instance{'s' * (made.wanted != 1)}")
     elif before.created_at != made.created_at:
         message = f"the spec has changed: the training was stopped and continues with {made.wanted} instances"
         yield Event("Normal", "Restarted", message)

@@ -435,5 +435,5 @@ def test_the_page_is_true_as_it_is_printed(place: Cluster, tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr + kubectl(place, "logs", "deployment/edl-controller", "--all-pods")
     shown = [line.split() for line in done.stdout.splitlines()]
     assert ["NAME", "STATE", "INSTANCES", "WANTED", "PROGRESS", "AGE", "REASON"] in shown
-    assert "created a Job of 1 instances" in done.stdout
+    assert "created a Job of 1 instance" in done.stdout
     assert asyncio.run(place.objects()) == []
