@@ -120,7 +120,8 @@ def error_for(outcome: TaskOutcome, wait_timeout_s: float) -> BaseException | No
             failed = kind(outcome.name, outcome.reason, outcome.last_lines)
             error = UserError(str(failed)) if outcome.permanent else failed
         case "stopped" if not outcome.checkpoint:
-            error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
+            # a retry would find the time over, too
+            error = UserError(str(JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")))
         case "too_late":
             error = AirflowSkipException(f"{outcome.name!r}: {outcome.reason}")
         case "gone":

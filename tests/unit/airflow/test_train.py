@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.airflow.fakes import FakeClient, deferred_by, event_of, rendered, saved, succeed
 from support.airflow.templates import CONNECTION
 from support.paths import EXAMPLES
@@ -21,7 +21,6 @@ from edl_airflow.identity import job_name
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
-from edl_runtime.backends.errors import JobFailedError
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
@@ -160,13 +159,13 @@ def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
 
 
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: FakeClient) -> None:
-    """The task goes well if there is a checkpoint of this night, and says so; else it fails and may be tried again."""
+    """The task goes well if there is a checkpoint of this night, and says so; else it fails, and no retry is made."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     stopped = TaskOutcome(ended="stopped", name="digits", reason="it did not end", checkpoint=saved(7, job="digits"))
     result = _train(job="digits").execute_complete(context, event_of(deferred, stopped))
     assert (result["stopped"], result["reason"], result["step"]) == (True, "it did not end", 7)
     assert site.backend.jobs == {}
-    with pytest.raises(JobFailedError, match="it has left no checkpoint"):
+    with pytest.raises(AirflowFailException, match="it has left no checkpoint"):
         _train(job="digits").execute_complete(
             context, event_of(deferred, msgspec.structs.replace(stopped, checkpoint=None))
         )
