@@ -49,3 +49,58 @@ async def test_an_answer_that_is_read_slowly_arrives_whole(monkeypatch: pytest.M
         await asyncio.sleep(1.0)  # several looks for idle connections
         assert len(await reader.readexactly(size)) == size
         writer.close()
+
+
+async def test_answers_through_a_throttled_relay_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer for each than connections may be idle, and several share it."""
+    monkeypatch.setattr(asgi_server, "IDLE_S", 0.1)
+    size = 8 << 20
+
+    async def answer(_: object) -> Response:
+        return Response(b"x" * size)
+
+    listener = open_listener("127.0.0.1", 0)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(*listener.getsockname(), limit=1 << 16)
+        to_server.write(await reader.readuntil(b"\r\n\r\n"))
+        while piece := await from_server.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.005)  # 13 MB/s at most
+        writer.close()
+        to_server.close()
+
+    async def ask() -> int:
+        reader, writer = await asyncio.open_connection(*relaying.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        content = await reader.read()
+        writer.close()
+        return len(content)
+
+    async with (
+        serving(Starlette(routes=[Route("/", answer)]), listener, connections=8),
+        await asyncio.start_server(relay, "127.0.0.1", 0) as relaying,
+    ):
+        assert set(await asyncio.gather(*(ask() for _ in range(4)))) == {size}
+
+
+async def test_connections_are_kept_for_longer_than_clients_keep_theirs() -> None:
+    """Of 200 clients that ask again after six seconds, a second later than httpx would, none meets a closed one."""
+
+    async def hello(_: object) -> Response:
+        return Response()
+
+    listener = open_listener("127.0.0.1", 0)
+    async with serving(Starlette(routes=[Route("/", hello)]), listener, connections=300):
+        streams = [await asyncio.open_connection(*listener.getsockname()) for _ in range(200)]
+        for asks_again in (False, True):
+            if asks_again:
+                await asyncio.sleep(6.0)
+            for _, writer in streams:
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            for reader, _ in streams:
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        for _, writer in streams:
+            writer.close()
