@@ -36,8 +36,9 @@ def test_a_namespace_goes_with_its_trainings_and_their_controller(going: Cluster
     """Its pods are stopped with all others, and end last; their Redis may be gone by then."""
     objects = manifests("controller.yaml", going.namespace)
     container(objects)["image"] = going.image
-    (url,) = [one for one in container(objects)["env"] if one["name"] == "EDL_REDIS_URL"]
-    url["value"] = url["value"].replace("edl-redis.edl:", f"edl-redis.{going.namespace}:")
+    env = {one["name"]: one for one in container(objects)["env"]}
+    env["EDL_REDIS_URL"]["value"] = env["EDL_REDIS_URL"]["value"].replace("redis.edl:", f"redis.{going.namespace}:")
+    env["EDL_MANIFEST_VOLUMES"]["value"] = "hostPath"  # the test reads what pods write
 
     async def delete() -> None:
         await create(going, secret("edl-redis", password="5ecae7"), *objects)
