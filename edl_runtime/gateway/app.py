@@ -203,8 +203,8 @@ class _Answering:
                 await pool.wait_for_teacher()  # a body that waits for one would hold what others need
                 body = await _read_body(request, holding)
                 asked = await asyncio.to_thread(self._form, body)
-                whole = _whole(pool, asked, holding)
-                answered = self._routes.begin(request, asked) if asked.streams else whole
+                begin, streams = self._routes.begin, asked.streams
+                answered = begin(request, asked) if streams else _whole(pool, asked, holding)
                 return await first_completed(answered, _gone(request.receive))
 
             response = await self._routes.answer(request, self._path, answer)

@@ -32,11 +32,14 @@ class Holding:
         Raises RequestTooLargeError for more than one request may hold, NoRoomError when they have not been free for
         `wait_s`, or never will be, as all that is held belongs to requests that wait, of which this is the youngest.
         """
-        if size > self.reserved:
-            await self._room.take(self, size - self.reserved, self._wait_s)
-            self.reserved = 0
-        else:
-            self.reserved -= size
+        used = min(size, self.reserved)
+        self.reserved -= used  # before another part of its answer grows, while this one waits
+        try:
+            if size > used:
+                await self._room.take(self, size - used, self._wait_s)
+        except BaseException:
+            self.reserved += used
+            raise
 
     async def reserve(self, size: int) -> None:
         """Hold what it is expected to grow by, or as much as one request may. Raises NoRoomError."""
@@ -102,7 +105,8 @@ class Room:
     def _is_refused(self, holding: Holding, full: list[Hashable]) -> bool:
         """Whether it is the youngest of those that wait for each other: no time helps where no other holds anything."""
         for key in full:
-            waiting = [one for one in self._waiting if key in one.keys and not one.is_refused and one.size]
+            # several parts of one answer may wait
+            waiting = {one for one in self._waiting if key in one.keys and not one.is_refused and one.size}
             if waiting and sum(one.size for one in waiting) == self._used[key]:
                 max(waiting, key=lambda one: one.number).is_refused = True
                 self._wake()

@@ -70,6 +70,35 @@ async def test_the_youngest_of_those_that_wait_for_each_other_is_refused() -> No
     assert order == ["young refused", "old"]
 
 
+async def test_parts_of_one_answer_that_wait_for_each_other_are_refused() -> None:
+    """As it holds all that is held, nobody else makes room."""
+    room = Room(100, 100)
+    with room.opened("p", "c", 600.0) as first, room.opened("q", "d", 600.0) as second:
+        await first.grow(50)
+        await second.grow(40)
+        parts = [asyncio.create_task(second.grow(20)) for _ in range(3)]
+        await asyncio.sleep(0)
+        older = asyncio.create_task(first.grow(20))
+        refused = await asyncio.gather(*parts, return_exceptions=True)
+        assert {type(one) for one in refused} == {NoRoomError}
+        older.cancel()
+
+
+async def test_parts_of_one_answer_share_what_is_reserved() -> None:
+    """Each byte of it is used once, also while another part waits."""
+    room = Room(100, 100)
+    with room.opened("p", "c", 600.0) as holding:
+        with room.opened("q", "d", 600.0) as other:
+            await other.grow(60)
+            await holding.reserve(30)
+            more = asyncio.create_task(holding.grow(50))
+            await asyncio.sleep(0)
+            assert holding.reserved == 0
+            await holding.grow(10)
+        await more
+        assert (holding.size, holding.reserved) == (60, 0)
+
+
 async def test_one_request_takes_no_more_than_its_share() -> None:
     """It is told so at once; what it was expected to take is cut to that."""
     room = Room(10 * MIB, 8 * MIB)
