@@ -64,7 +64,7 @@ def test_limits_may_differ_in_a_pool_and_models_may_not() -> None:
     one = LlmServer(kind="vllm", max_model_len=10, max_logprobs=5)
     other = msgspec.structs.replace(one, kind="sglang", max_model_len=20)
     assert llm_server(llm_signature("m", one, ())) == one
-    assert signature_differences(llm_signature("m", one, ("tokenizer:a",)), llm_signature("m", other, ())) == []
+    assert signature_differences(*(llm_signature("m", server, ("tokenizer:a",)) for server in (one, other))) == []
     processed = msgspec.structs.replace(one, logprobs_mode="processed_logprobs")
     for changed, said in (
         (llm_signature("n", one, ("tokenizer:a",)), "name is n and the pool's m"),
