@@ -447,7 +447,8 @@ class WorkerSupervisor:
         report, kill = self._failure_report, self._kill_action
         no_group = report is not None and report.cause == "group"  # it failed before it was told to leave
         planned = (state.phase == "leaving" and not no_group) or (kill is not None and kill.planned)
-        unwritten = self._writes and state.keeps and state.up > 0 and state.phase == "leaving" and not state.left
+        has_to_write = self._writes and state.keeps and state.up > 0
+        unwritten = has_to_write and state.phase == "leaving" and not state.left and not no_group
         ended_well = exit_code == 0 and all_trained
         finished = state.finished or ended_well
         if not ended_well and (unwritten or not planned):

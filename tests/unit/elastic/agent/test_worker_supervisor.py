@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from support.elastic.generations import generation
@@ -27,7 +28,7 @@ from edl_runtime.elastic.agent.reconciler import (
 )
 from edl_runtime.elastic.agent.watchdog import ProcessSample
 from edl_runtime.elastic.agent.workers import WorkerSupervisor
-from edl_runtime.elastic.comm.agent_protocol import Leave
+from edl_runtime.elastic.comm.agent_protocol import FailureCause, Leave, ScriptFailed
 
 WITHIN_S = 100.0
 """Some import Paddle, which takes the processor for seconds."""
@@ -326,3 +327,19 @@ async def test_a_worker_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -
         sent_at = supervisor.state.since
         await eventually(lambda: supervisor.state.since > sent_at)
         assert supervisor.state.phase == "leaving"
+
+
+@pytest.mark.parametrize(("cause", "unwritten"), [("group", False), ("", True)])
+async def test_one_that_could_not_form_a_group_had_no_checkpoint_to_write(
+    tmp_path: Path, cause: FailureCause, *, unwritten: bool
+) -> None:
+    """It failed before it was told to leave, as another was lost by the same failure: it may train on without that."""
+    async with supervisor_of(script_of("", tmp_path)) as supervisor:
+        leaving = {"phase": "leaving", "elastic": True, "keeps": True, "up": 2, "assigned": 2}
+        supervisor.state = msgspec.structs.replace(supervisor.state, **leaving)
+        supervisor._writes = True
+        supervisor._failure_report = ScriptFailed(reason="NCCL error(5)", final=True, cause=cause)
+        supervisor._end(1)
+        (failure,) = [update for update in supervisor._updates if isinstance(update, WorkerFailure)]
+        assert failure.unwritten is unwritten
+        assert failure.grouped is not unwritten
