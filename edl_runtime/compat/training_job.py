@@ -100,9 +100,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _OPERATOR = re.compile(r"[();<>|&]+")
 _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 
-VOLUMES = (
-    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
-)
+VOLUMES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
 """Kinds of volumes that a manifest may have: those of Kubernetes' Pod Security Standard `restricted`."""
 
 PROJECTED = ("clusterTrustBundle", "configMap", "downwardAPI", "secret")
@@ -178,9 +176,7 @@ class _Parts(NamedTuple):
 
 def _job(where: str, manifest: dict[str, Any], new_name: str, more_volumes: str) -> TrainingJob:
     notes: list[str] = []
-    parts = _parts(where, manifest, notes)._replace(
-        more_volumes=tuple(kind.strip() for kind in more_volumes.split(",") if kind.strip())
-    )
+    parts = _parts(where, manifest, more_volumes, notes)
     with _errors_name(parts.path("metadata.name")):
         name = check_name("name", parts.metadata.get("name"))
     if new_name:
@@ -209,7 +205,7 @@ def _job(where: str, manifest: dict[str, Any], new_name: str, more_volumes: str)
     )
 
 
-def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
+def _parts(where: str, manifest: dict[str, Any], more_volumes: str, notes: list[str]) -> _Parts:
     top = _fields(where, manifest, TOP, notes)
     for field, allowed in (("apiVersion", API_VERSIONS), ("kind", (KIND,))):
         if top.get(field) not in allowed:
@@ -217,7 +213,8 @@ def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
     metadata = _part(where, top, "metadata", METADATA, notes)
     spec = _part(where, top, "spec", SPEC, notes)
     trainer = _part(below(where, "spec"), spec, "trainer", TRAINER, notes)
-    return _Parts(where, (), metadata, spec, trainer)
+    kinds = tuple(kind.strip() for kind in more_volumes.split(",") if kind.strip())
+    return _Parts(where, kinds, metadata, spec, trainer)
 
 
 def _bounds(parts: _Parts) -> Bounds:

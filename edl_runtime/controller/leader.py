@@ -63,6 +63,32 @@ def taken(lease: Manifest | None, identity: str, times: LeaseTimes, now: float) 
     }
 
 
+class _SeenLease:
+    """The Lease `name` as it was last read, and since when it has not changed, by our clock."""
+
+    def __init__(self, api: KubernetesClient, name: str) -> None:
+        self.lease: Manifest | None = None
+        self._api = api
+        self._name = name
+        self._seen_at = clock()
+
+    async def read(self) -> Manifest | None:
+        """Return it, None if there is none. Raises BackendError."""
+        found = await self._api.get("Lease", self._name)
+        if found is None or self.lease is None or _version(found) != _version(self.lease):
+            self._seen_at = clock()
+        self.lease = found
+        return found
+
+    def may_take(self, identity: str) -> bool:
+        """Whether it is there no more, free, of `identity`, or has expired."""
+        return self.lease is None or may_take(self.lease, identity, clock() - self._seen_at)
+
+    @property
+    def holder(self) -> str:
+        return str(mapping_at(self.lease or {}, "spec").get("holderIdentity"))
+
+
 class Candidate:
     """One of those that want the Lease `name`. `identity`: its own, unique."""
 
@@ -79,8 +105,7 @@ class Candidate:
         self._identity = identity
         self._times = times or LeaseTimes()
         self._vitals = vitals or Vitals()
-        self._lease: Manifest | None = None
-        self._seen_at = clock()
+        self._seen = _SeenLease(api, name)
 
     async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do `work` whenever this one holds the Lease, and cancel it when that can't be renewed. Never ends."""
@@ -110,21 +135,18 @@ class Candidate:
 
     async def _try(self) -> bool:
         """Take or renew the Lease; False if another holds it, or was faster."""
-        found = await self._api.get("Lease", self._name)
+        found = await self._seen.read()
         self._vitals.answered_at = clock()
-        if found is None or self._lease is None or _version(found) != _version(self._lease):
-            self._seen_at = clock()
-        self._lease = found
-        if found and not may_take(found, self._identity, clock() - self._seen_at):
+        if not self._seen.may_take(self._identity):
             return False
         spec = taken(found, self._identity, self._times, time.time())
         try:
             if found is None:
                 about = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
-                self._lease = await self._api.create({**about, "spec": spec})
+                self._seen.lease = await self._api.create({**about, "spec": spec})
             else:
                 change = {"metadata": {"resourceVersion": _version(found)}, "spec": spec}
-                self._lease = await self._api.patch({**found, "kind": "Lease"}, change)
+                self._seen.lease = await self._api.patch({**found, "kind": "Lease"}, change)
         except ConflictError:
             return False
         return True
@@ -141,41 +163,37 @@ class Candidate:
                 async with asyncio.timeout(left_s):
                     if await self._try():
                         held_at = tried_at
-                    elif self._is_anothers():
+                    elif self._seen.holder != self._identity:
                         return
             except TimeoutError:
                 return
             except BackendError as error:
                 log.warning("leader.cannot_renew", lease=self._name, cause=str(error))
 
-    def _is_anothers(self) -> bool:
-        return mapping_at(self._lease or {}, "spec").get("holderIdentity") != self._identity
-
     async def _release(self) -> None:
         """Let another take the Lease at once, if it is still ours."""
-        if self._lease is None or self._is_anothers():
+        lease = self._seen.lease
+        if lease is None or self._seen.holder != self._identity:
             return
-        change = {"metadata": {"resourceVersion": _version(self._lease)}, "spec": {"holderIdentity": ""}}
+        change = {"metadata": {"resourceVersion": _version(lease)}, "spec": {"holderIdentity": ""}}
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(self._times.retry_s):
-                await self._api.patch({**self._lease, "kind": "Lease"}, change)
+                await self._api.patch({**lease, "kind": "Lease"}, change)
 
 
 class Substitute:
     """One that works where nobody holds the Lease `name`, and never takes it: whoever wants it may have it."""
 
     def __init__(self, api: KubernetesClient, name: str, retry_s: float = SUBSTITUTE_RETRY_S) -> None:
-        self._api = api
         self._name = name
         self._retry_s = retry_s
-        self._lease: Manifest | None = None
-        self._seen_at = clock()
+        self._seen = _SeenLease(api, name)
 
     async def stand_in(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do `work` whenever nobody holds the Lease, and cancel it when somebody does. Raises BackendError at first."""
         while True:
             while await self._is_held():
-                log.warning("leader.is_another", lease=self._name, identity=self._holder(), retry_in_s=self._retry_s)
+                log.warning("leader.is_another", lease=self._name, identity=self._seen.holder, retry_in_s=self._retry_s)
                 await asyncio.sleep(self._retry_s)
             await first_completed(work(), self._wait_held())
 
@@ -187,14 +205,8 @@ class Substitute:
                     return
 
     async def _is_held(self) -> bool:
-        found = await self._api.get("Lease", self._name)
-        if found is None or self._lease is None or _version(found) != _version(self._lease):
-            self._seen_at = clock()
-        self._lease = found
-        return found is not None and not may_take(found, "", clock() - self._seen_at)
-
-    def _holder(self) -> str:
-        return str(mapping_at(self._lease or {}, "spec").get("holderIdentity"))
+        await self._seen.read()
+        return not self._seen.may_take("")
 
 
 def _version(lease: Manifest) -> str:

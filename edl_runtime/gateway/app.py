@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edl_runtime.concurrency import first_completed, paused
+from edl_runtime.concurrency import first_completed
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.gateway import requests
 from edl_runtime.gateway.errors import (
@@ -38,7 +37,9 @@ from edl_runtime.gateway.vllm import encode
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.asgi_server import (
     BearerAuth,
+    http_error_response,
     json_response,
+    read_body,
     wait_disconnected,
 )
 from edl_runtime.registry.health import HEALTH_PATHS, health_routes, redis_problem
@@ -114,7 +115,7 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
                 refuse=_refusal,
             )
         ],
-        exception_handlers={HTTPException: _http_refusal},
+        exception_handlers={HTTPException: partial(http_error_response, refuse=_refusal)},
     )
     app.router.redirect_slashes = False
     return app
@@ -216,24 +217,18 @@ async def _read_body(request: HttpRequest, holding: Holding) -> bytes:
 
     Raises HTTPException for one that is late or broken off, RequestTooLargeError, NoRoomError.
     """
-    announced = int(request.headers.get("Content-Length", 0)) * BYTES_OF_A_BYTE
-    if announced > MOST_OF_BODY:
-        raise RequestTooLargeError(announced >> 20, MOST_OF_BODY >> 20)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_WITHIN_S) as limit:
-            async for chunk in request.stream():
-                takes = memory_of(chunk)
-                if holding.size + takes > MOST_OF_BODY:
-                    raise RequestTooLargeError((holding.size + takes) >> 20, MOST_OF_BODY >> 20)
-                with paused(limit):
-                    await holding.grow(takes)
-                body += chunk
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {BODY_WITHIN_S:.0f} s") from None
-    except ClientDisconnect:  # whoever sent it has ended; nobody reads this
-        raise HTTPException(400, "the body was broken off") from None
-    return bytes(body)
+
+    def check(size: int) -> None:
+        if size > MOST_OF_BODY:
+            raise RequestTooLargeError(size >> 20, MOST_OF_BODY >> 20)
+
+    async def hold(chunk: bytes) -> None:
+        takes = memory_of(chunk)
+        check(holding.size + takes)
+        await holding.grow(takes)
+
+    check(int(request.headers.get("Content-Length", 0)) * BYTES_OF_A_BYTE)
+    return await read_body(request, limit=MOST_OF_BODY, within_s=BODY_WITHIN_S, hold=hold)
 
 
 class _Whole(Response):
@@ -271,8 +266,3 @@ def _refusal(reason: str, status: int, headers: Mapping[str, str] | None = None)
     if status == 503:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S)}
     return json_response(_told(reason), status, headers)
-
-
-async def _http_refusal(_: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
-    return _refusal(error.detail, error.status_code, error.headers)

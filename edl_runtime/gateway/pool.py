@@ -97,18 +97,20 @@ class FollowedPool:
         if there and there.isdisjoint(kinds):
             have, need = " and ".join(sorted(there)), " or ".join(sorted(kinds))
             raise RequestRefusedError(f"pool {self.name!r} has teachers of {have}, but this request needs {need}")
-        good = self.queue.good(kinds)
-        if not good:
-            teacher = await self.queue.take(kinds, 0, (), self.wait_s)
-            self.queue.give_back(teacher, 0)
-            good = self.queue.good(kinds) or [teacher]  # it may be doubted again already
-        return common_model(good)
+        return common_model(await self._good(kinds))
 
     async def wait_for_teacher(self) -> None:
         """Wait until it has a good teacher of any kind. Raises NoGoodTeacherError, RegistryUnavailableError."""
         await self._wait_listed()
-        if not self.queue.good(ALL_KINDS):
-            self.queue.give_back(await self.queue.take(ALL_KINDS, 0, (), self.wait_s), 0)
+        await self._good(ALL_KINDS)
+
+    async def _good(self, kinds: frozenset[Kind]) -> list[LlmTeacher]:
+        """Return its good teachers of these kinds; waits for one, if there is none."""
+        if good := self.queue.good(kinds):
+            return good
+        teacher = await self.queue.take(kinds, 0, (), self.wait_s)
+        self.queue.give_back(teacher, 0)
+        return self.queue.good(kinds) or [teacher]  # it may be doubted again already
 
     async def answer(self, request: Request, holding: Holding) -> bytes:
         """Return the answer to a whole request, which holds what its answer takes as it comes.

@@ -37,26 +37,23 @@ class _MetaInfo(msgspec.Struct):
     input_top_logprobs_val_flat_b64_dtype: Literal["float16", "float32", "float64"] = "float32"
     input_top_logprobs_shape: tuple[int, int] = (0, 0)
     input_top_logprobs_null_prefix: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class _Item(msgspec.Struct):
     meta_info: _MetaInfo
 
 
-class _TokensOnly(msgspec.Struct):
-    input_token_logprobs: list[_Entry] | None = None
+class _Counts(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class _ItemTokensOnly(msgspec.Struct):
-    meta_info: _TokensOnly
+class _ItemCounts(msgspec.Struct):
+    meta_info: _Counts
 
 
 _item_decoder = JsonDecoder(_Item)
-_tokens_decoder = JsonDecoder(_ItemTokensOnly)
+_counts_decoder = JsonDecoder(_ItemCounts)
 
 
 def question(rows: Sequence[Sequence[int]], scoring: Scoring) -> bytes:
@@ -79,7 +76,7 @@ def read_items(content: bytes, count: int, *, as_list: bool = True) -> Answer:
     check_text(content)
     try:
         items = raws_decoder.decode(content) if as_list else [Raw(content)]
-        metas = [_tokens_decoder.decode(item).meta_info for item in items]
+        metas = [_counts_decoder.decode(item).meta_info for item in items]
     except msgspec.DecodeError as error:
         raise BadAnswerError(f"its answer is none of /generate: {error}") from None
     if len(items) != count:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from edl_runtime.concurrency import paused
 from edl_runtime.protocol.address import has_token, is_meant_for_loopback, password_of
 from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS, ConnectionTable, accepting, listen
 
@@ -165,13 +166,17 @@ def refusal(reason: str, status: int, headers: Mapping[str, str] | None = None) 
     return json_response({"error": reason}, status, headers)
 
 
+Refuse = Callable[[str, int, Mapping[str, str] | None], Response]
+"""Makes the answer of a reason, a status and headers."""
+
+
 class BearerAuth:
     """Requires the bearer token on all routes but those below `open_paths`. Put it around the application.
 
     Without a token, which is for loopback alone, it requires that a request's Host and Origin are loopback names, as
     those that a browser sends for another site's page are not. `variable`: where a refused client finds the token. With
-    `as_password`, clients may send it as the password in a URL instead. `refuse`: makes the answer of a reason, a
-    status and headers. Reports authenticated connections to the server.
+    `as_password`, clients may send it as the password in a URL instead. `refuse`: makes the
+    answer, as `refusal` does. Reports authenticated connections to the server.
     """
 
     def __init__(
@@ -182,7 +187,7 @@ class BearerAuth:
         open_paths: tuple[str, ...] = (),
         *,
         as_password: bool = False,
-        refuse: Callable[[str, int, Mapping[str, str] | None], Response] = refusal,
+        refuse: Refuse = refusal,
     ) -> None:
         self._app = app
         self._token = token
@@ -214,23 +219,27 @@ class BearerAuth:
         await self._refuse(reason, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
-def body_size(request: Request, limit: int) -> int:
-    """Return how long a request's body will be, at most. Raises HTTPException for one longer than `limit` bytes."""
-    size = int(request.headers.get("Content-Length", limit))
-    if size > limit:
-        raise HTTPException(413, f"at most {limit} bytes are allowed")
-    return size
+async def _hold_nothing(chunk: bytes) -> None:
+    """Keep a piece of a body whose limit is room enough."""
 
 
-async def read_body(request: Request, *, limit: int, within_s: float) -> bytes:
-    """Return a request's body. Raises HTTPException for one that is longer than `limit` bytes, late or broken off."""
+async def read_body(
+    request: Request, *, limit: int, within_s: float, hold: Callable[[bytes], Awaitable[None]] = _hold_nothing
+) -> bytes:
+    """Return a request's body.
+
+    `hold` is awaited for each piece before it is kept; that takes none of the time. Raises what it does, and
+    HTTPException for a body that is longer than `limit` bytes, late or broken off.
+    """
     body = bytearray()
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s) as within:
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
+                if len(body) + len(chunk) > limit:
                     raise HTTPException(413, f"at most {limit} bytes are allowed")
+                with paused(within):
+                    await hold(chunk)
+                body += chunk
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {within_s:.0f} s") from None
     except ClientDisconnect:  # whoever sent it has ended; nobody reads this
@@ -244,7 +253,7 @@ async def wait_disconnected(receive: Receive) -> None:
         pass
 
 
-async def http_error_response(_: Request, error: Exception) -> Response:
+async def http_error_response(_: Request, error: Exception, refuse: Refuse = refusal) -> Response:
     """Return an HTTPException as JSON; a handler for Starlette."""
     assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
-    return refusal(error.detail, error.status_code, error.headers)
+    return refuse(error.detail, error.status_code, error.headers)

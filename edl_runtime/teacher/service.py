@@ -19,7 +19,7 @@ from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.preemption import PreemptionNotice, watch_machine
-from edl_runtime.protocol.address import check_exposure
+from edl_runtime.protocol.address import check_exposure, is_loopback
 from edl_runtime.protocol.errors import TeacherError
 from edl_runtime.protocol.listener import accepting, connection_limit, listen
 from edl_runtime.protocol.oip import ModelSignature
@@ -238,6 +238,6 @@ def _reachable_host(bound: str) -> str:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:
         raise SpecError("advertise", "", "the host that students connect to; this machine has no address") from None
-    if ipaddress.ip_address(host).is_loopback:
+    if is_loopback(host):
         log.warning("teacher.local_only", host=host, advice="set --advertise for students on other machines")
     return host
