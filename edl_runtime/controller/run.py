@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from structlog.contextvars import bind_contextvars
@@ -75,7 +75,7 @@ async def run_controller(
         windows = None
         if options.passes and options.windows_configmap:
             windows = WindowsConfigMap(api, options.windows_configmap, vitals)
-        leading = candidate.lead(partial(_work, connect, options, windows, vitals))
+        leading = candidate.lead(partial(_work, _Given(connect, options, windows, vitals)))
         await first_completed(leading, *([windows.follow()] if windows else []))
 
 
@@ -109,19 +109,23 @@ async def wait_for_trainings_to_end(
             log.warning("namespace.not_read", namespace=namespace, cause=str(error) or "no answer in time")
 
 
-async def _work(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
-    options: ControllerOptions,
-    windows: WindowsConfigMap | None,
-    vitals: Vitals,
-) -> None:
+class _Given(NamedTuple):
+    """What all namespaces are served with."""
+
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]]
+    options: ControllerOptions
+    windows: WindowsConfigMap | None
+    vitals: Vitals
+
+
+async def _work(given: _Given) -> None:
     async with asyncio.TaskGroup() as tasks:
-        serve = partial(_serve_always, connect, options, windows, vitals)
-        if not options.all_namespaces:
-            await serve(options.namespace)
+        serve = partial(_serve_always, given)
+        if not given.options.all_namespaces:
+            await serve(given.options.namespace)
             return
         served: set[str] = set()
-        async with open_client(connect, "", outage=Outage()) as everywhere:
+        async with open_client(given.connect, "", outage=Outage()) as everywhere:
             while True:
                 try:
                     with isolated("the watch of TrainingJobs"):
@@ -130,64 +134,46 @@ async def _work(
                                 served.add(namespace)
                                 tasks.create_task(serve(namespace))
                 except EdlError as error:
-                    vitals.failures["trainingjobs.not_watched"] += 1
+                    given.vitals.failures["trainingjobs.not_watched"] += 1
                     log.warning("trainingjobs.not_watched", cause=str(error))
                 await asyncio.sleep(RETRY_S)
 
 
-async def _serve_always(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
-    options: ControllerOptions,
-    windows: WindowsConfigMap | None,
-    vitals: Vitals,
-    namespace: str,
-) -> None:
+async def _serve_always(given: _Given, namespace: str) -> None:
     """Serve one namespace until cancelled, beginning anew whenever that fails: others don't fail by it."""
     while True:
         try:
             with isolated(f"namespace {namespace!r}"):
-                await _serve(connect, options, windows, vitals, namespace)
+                await _serve(given, namespace)
         except EdlError as error:
-            vitals.failures["namespace.failed"] += 1
+            given.vitals.failures["namespace.failed"] += 1
             log.warning("namespace.failed", namespace=namespace, cause=str(error), retry_in_s=RETRY_S)
         await asyncio.sleep(RETRY_S)
 
 
-async def _serve(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
-    options: ControllerOptions,
-    windows: WindowsConfigMap | None,
-    vitals: Vitals,
-    namespace: str,
-) -> None:
+async def _serve(given: _Given, namespace: str) -> None:
     """Reconcile and rescale one namespace until cancelled, unless that has a controller of its own.
 
     Both would make its jobs anew in turns.
     """
-    work = partial(_reconcile, connect, options, windows, vitals, namespace)
-    if options.all_namespaces:
+    work = partial(_reconcile, given, namespace)
+    if given.options.all_namespaces:
         bind_contextvars(namespace=namespace)  # in all log lines of this task and of those that it starts
-    if namespace == options.namespace:
+    if namespace == given.options.namespace:
         await work()
     else:
-        async with open_client(connect, namespace, outage=Outage()) as api:
+        async with open_client(given.connect, namespace, outage=Outage()) as api:
             await Substitute(api, LEASE).stand_in(work)
 
 
-async def _reconcile(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
-    options: ControllerOptions,
-    windows: WindowsConfigMap | None,
-    vitals: Vitals,
-    namespace: str,
-) -> None:
-    defaults = options.defaults
+async def _reconcile(given: _Given, namespace: str) -> None:
+    options, defaults = given.options, given.options.defaults
     if options.all_namespaces:
         settings = msgspec.structs.replace(defaults.settings, namespace=namespace)
         defaults = msgspec.structs.replace(defaults, settings=settings)
-    backend = KubernetesBackend(connect, namespace=namespace, kept_logs=defaults.settings.kube_kept_logs)
+    backend = KubernetesBackend(given.connect, namespace=namespace, kept_logs=defaults.settings.kube_kept_logs)
     async with (
-        open_client(connect, namespace, outage=Outage()) as api,
+        open_client(given.connect, namespace, outage=Outage()) as api,
         backend.following() as followed,
         connect_redis(defaults.settings.redis_url) as client,
         asyncio.TaskGroup() as tasks,
@@ -201,7 +187,7 @@ async def _reconcile(
             api,
             followed,
             defaults,
-            vitals=vitals,
+            vitals=given.vitals,
             read_reports=partial(read_reports, client, defaults.settings.namespace),
             access=access,
         )
@@ -213,7 +199,7 @@ async def _reconcile(
                 client=client,
                 namespace=defaults.settings.namespace,
                 options=options.passes,
-                windows=windows,
-                vitals=vitals,
+                windows=given.windows,
+                vitals=given.vitals,
             )
             tasks.create_task(passes.run())

@@ -32,7 +32,7 @@ async def test_a_namespace_that_fails_is_served_again_and_others_all_the_time(mo
     served: list[str] = []
     again, both = asyncio.Event(), asyncio.Event()
 
-    async def serve(_: Any, __: Any, ___: Any, ____: Any, namespace: str) -> None:
+    async def serve(_: Any, namespace: str) -> None:
         served.append(namespace)
         if served.count("evil") == 1:
             async with asyncio.TaskGroup() as tasks:
@@ -47,7 +47,8 @@ async def test_a_namespace_that_fails_is_served_again_and_others_all_the_time(mo
         async with asyncio.timeout(HANGS_S):
             nobody: Any = None
             vitals = Vitals()
-            serving = [run._serve_always(nobody, nobody, None, vitals, name) for name in ("good", "evil")]
+            given = run._Given(nobody, nobody, None, vitals)
+            serving = [run._serve_always(given, name) for name in ("good", "evil")]
             tasks = [asyncio.create_task(one) for one in serving]
             await again.wait()
     assert served == ["good", "evil", "evil"]
