@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from support.airflow.fakes import POOL, STUDENT, FakeClient, job_status, saved, spec_of
 
-from edl_airflow.failures import error_for
+from edl_airflow.failures import UserError, error_for
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.decisions import REMOVED_REASON
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
-from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
+from edl_runtime.backends.errors import OwnedElsewhereError
 from edl_runtime.progress import Progress
 from edl_runtime.store.errors import RegistryUnavailableError
 
@@ -183,7 +183,7 @@ async def test_only_what_this_run_of_the_job_has_left_counts(
     outcome = await runner.run(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
     assert outcome.ended == "stopped"
     assert (outcome.checkpoint["step"] if outcome.checkpoint else None) == counts
-    assert isinstance(error_for(outcome, 5), JobFailedError) is (counts is None)
+    assert isinstance(error_for(outcome, 5), UserError) is (counts is None)  # whose time is over: no retry
 
 
 async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: FakeClient) -> None:
