@@ -94,7 +94,6 @@ class NamespaceController:
     `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_reports`: returns what
     Redis knows of jobs, by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of
     that of `defaults.redis_url`; None for the same.
-
     """
 
     def __init__(
