@@ -161,7 +161,7 @@ async def test_an_orphan_that_does_not_end_holds_up_nobody(backend: LocalBackend
         assert command.pid in [child.pid for child in supervisor(work_dir).children()]
     finally:
         command.kill()
-        os.waitpid(command.pid, 0)
+        os.waitpid(command.pid, 0)  # noqa: ASYNC222 - it is dead
     wait_until(lambda: not command.is_running())
 
 
