@@ -35,8 +35,8 @@ def adopt_orphans() -> None:
 def kill_descendants(spare: Container[int] = (), *, options: int = 0) -> bool:
     """Kill and reap all descendants but the children in `spare`; return whether none is left.
 
-    `options`: of waitpid, WNOHANG to return before all have died: one may live on for long, in a system call of a driver
-    or of NFS. Needs `adopt_orphans()`, so Linux only.
+    `options`: of waitpid, WNOHANG to return before all have died: one may live on for long, in a call to a driver or to
+    NFS. Needs `adopt_orphans()`, so Linux only.
     """
     # grandchildren become children as their parents die, hence the loop
     while left := [pid for pid in children() if pid not in spare]:
