@@ -7,9 +7,9 @@
 
 local time = redis.call('TIME')
 local found, room = {time[1]}, tonumber(ARGV[1])
-for place = 2, #ARGV do
-  local size = redis.call('HSTRLEN', KEYS[4], ARGV[place])
-  found[place] = size <= room and get(ARGV[place])
-  room = found[place] and room - size or room
+for _, value in ipairs(redis.call('HMGET', KEYS[4], unpack(ARGV, 2))) do
+  local fits = value and #value <= room
+  room = fits and room - #value or room
+  found[#found + 1] = fits and value
 end
 return found

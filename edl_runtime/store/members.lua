@@ -22,4 +22,4 @@ for _, record in ipairs(redis.call('HVALS', KEYS[2])) do
     records[#records + 1] = record
   end
 end
-return {records, redis.call('GETRANGE', KEYS[3], 0, room), wait_ms, oldest[1], newest[1]}
+return {records, redis.call('GETRANGE', KEYS[3], 0, MOST_BYTES), wait_ms, oldest[1], newest[1]}
