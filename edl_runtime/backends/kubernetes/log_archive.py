@@ -9,6 +9,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,7 +86,7 @@ async def archive_log(
             continue
         break
     logs, _ = await api.list("ConfigMap", labels=names.LOG_OF)
-    logs.sort(key=lambda one: float(_annotations(one).get(_DELETED, 0)), reverse=True)
+    logs.sort(key=lambda one: _number(one, _DELETED), reverse=True)
     for old in logs[most:]:
         await api.delete(old)
 
@@ -107,10 +108,16 @@ def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:
     return bool((config_map["metadata"].get("labels") or {}).get(names.LOG_OF) == job)
 
 
-def _length(config_map: Mapping[str, Any], run: str) -> int:
+def _length(config_map: Mapping[str, Any], run: str) -> float:
     """Return the length of that run's log before it was cut, -1 for another run."""
-    annotations = _annotations(config_map)
-    return int(annotations.get(_LENGTH, 0)) if annotations.get(_RUN) == run else -1
+    return _number(config_map, _LENGTH) if _annotations(config_map).get(_RUN) == run else -1
+
+
+def _number(config_map: Mapping[str, Any], annotation: str) -> float:
+    """Return an annotation's number; 0 for none, and for what somebody else has written there."""
+    with suppress(ValueError):
+        return float(_annotations(config_map).get(annotation, 0))
+    return 0
 
 
 def _annotations(config_map: Mapping[str, Any]) -> Mapping[str, str]:

@@ -158,6 +158,16 @@ async def test_the_last_twenty_jobs_that_were_deleted_keep_their_logs(monkeypatc
     assert await log_archive.read_archived_log(api, "night-2") == ([LogLine(0, "night-2")], "dag/task")
 
 
+async def test_annotations_that_we_have_not_written_keep_no_job_from_being_deleted() -> None:
+    """Of any job's log: all are looked at, to delete the oldest."""
+    api: Any = ConfigMaps()
+    others = log_archive.archive_manifest("others")
+    others["metadata"]["annotations"] = {log_archive._DELETED: "soon", log_archive._LENGTH: "long"}
+    await api.create(others)
+    await log_archive.archive_log(api, "night", [LogLine(0, "all")], run="one", most=1)
+    assert set(api.there) == {"night-log"}
+
+
 async def test_a_job_that_has_written_nothing_leaves_nothing() -> None:
     """It takes no other's place among those that are kept."""
     api: Any = ConfigMaps()
