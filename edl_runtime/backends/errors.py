@@ -142,8 +142,18 @@ class BrokenStreamError(ClusterUnavailableError):
     """Raised when the connection broke while a stream was read: open it again from the last position."""
 
 
-_OWN_LINE = re.compile(r"edl: instance \d+: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
-"""How lines of an agent begin. They repeat the reason, and follow the words of the process that has failed."""
+_OURS = "edl: "
+"""How our processes begin the line in which they say why they end; an agent then names its instance."""
+
+_REPEATS = re.compile(r"edl: instance \d+: its worker (exited|was killed by) |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
+"""How lines of an agent begin that only repeat the reason. They follow the words of the process that has failed."""
+
+
+def with_agents_words(reason: str, index: int, lines: Sequence[str]) -> str:
+    """Return how an instance has ended, with what its agent said last, at the end of these lines of its output."""
+    last = next((line for line in reversed(lines) if line.startswith(_OURS)), "")
+    words = last.removeprefix(_OURS).removeprefix(f"instance {index}: ")
+    return f"{reason}: {words}" if words else reason
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -160,9 +170,9 @@ def with_cause(reason: str, last_lines: Sequence[str]) -> str:
 
 
 def _best_of(lines: Sequence[str]) -> str:
-    """Return the exception line of the last traceback, else the last line that no agent wrote."""
-    last = next((line for line in reversed(lines) if not _OWN_LINE.match(line)), "")
-    return exception_line(lines) or ("" if last.startswith(" ") else last)
+    """Return the exception line of the last traceback, else the last line that says more than how a process ended."""
+    last = next((line for line in reversed(lines) if not _REPEATS.match(line)), "")
+    return exception_line(lines) or ("" if last.startswith(" ") else re.sub(r"^edl: (instance \d+: )?", "", last))
 
 
 @dataclass(eq=False, repr=False)

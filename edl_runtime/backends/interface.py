@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from edl_runtime.backends.errors import OwnedElsewhereError, exception_line
+from edl_runtime.backends.errors import OwnedElsewhereError, exception_line, with_cause
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
@@ -143,6 +143,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_ended(self) -> bool:
         return self.phase in ("succeeded", "failed")
+
+    @property
+    def why(self) -> str:
+        """Its `reason`; of a failed one with the line of its output that says most about it."""
+        return with_cause(self.reason, self.last_lines) if self.phase == "failed" else self.reason
 
     @property
     def attainable(self) -> int:

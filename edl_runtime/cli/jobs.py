@@ -104,7 +104,7 @@ def _row(status: JobStatus, line: JobLine) -> list[str]:
     checkpoint = f"checkpoint of step {saved.step}, {format_duration(time.time() - saved.at)} old" if saved else ""
     progress = " · ".join(filter(None, [report.line(), line.limit])) if report else ""
     orphan = line.trouble if line.orphan else ""
-    what = orphan or status.reason or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
+    what = orphan or status.why or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
     return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, what]
 
 

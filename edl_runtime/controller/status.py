@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from edl_runtime.backends.errors import with_cause
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.controller.reconcile import is_allowed, own_job
@@ -121,13 +120,7 @@ def _reason(resource: Resource, job: JobStatus | None, problem: Problem | None) 
         return str(resource.status.get("reason") or "")
     if resource.is_deleting:
         return _stopping(job)
-    return problem.message if problem else _job_reason(job)
-
-
-def _job_reason(job: JobStatus | None) -> str:
-    if job is None:
-        return ""
-    return with_cause(job.reason, job.last_lines) if job.phase == "failed" else job.reason
+    return problem.message if problem else job.why if job else ""
 
 
 def _stopping(job: JobStatus | None) -> str:
@@ -149,7 +142,7 @@ def _conditions(
         yield _condition("Running", runs, reason, f"{running} of {wanted} instances run")
         if phase in ("succeeded", "failed"):
             kind = "Complete" if phase == "succeeded" else "Failed"
-            yield _condition(kind, True, phase.capitalize(), _job_reason(job))
+            yield _condition(kind, True, phase.capitalize(), job.why if job else "")
     if resource.is_deleting:
         yield _condition("Stopping", True, "Deleted", _stopping(job))
 

@@ -303,11 +303,11 @@ def test_logs_end_quietly_when_nobody_reads_on(work_dir: Path) -> None:
     asyncio.run(LocalBackend(work_dir).delete("pool"))
 
 
-def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
-    """Return a backend that knows one job, whose log is silent for ever, or not there."""
+def as_told(phase: Phase, reason: str = "", *, log: bool, last: tuple[str, ...] = ()) -> SimpleNamespace:
+    """Return a backend that knows one job, whose log is silent for ever, or not there, and ends with these lines."""
     status = JobStatus(
         name="job", kind="trainer", phase=phase, token="", digest="", wanted=1, created_at=1.0, reason=reason,
-        invalid_spec=True,
+        invalid_spec=True, last_lines=last,
     )  # fmt: skip
 
     async def logs(*_: object, **__: object) -> AsyncIterator[LogLine]:
@@ -316,7 +316,15 @@ def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
         await asyncio.Event().wait()
         yield LogLine(0, "never")
 
-    return SimpleNamespace(get=AsyncMock(return_value=status), delete=AsyncMock(return_value=True), logs=logs)
+    get, delete = AsyncMock(return_value=status), AsyncMock(return_value=True)
+    return SimpleNamespace(get=get, list=AsyncMock(return_value=[status]), delete=delete, logs=logs)
+
+
+def test_jobs_that_have_failed_say_why(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their output has the cause; an exit status alone says little."""
+    told = as_told("failed", "instance 0 exited with 1", log=False, last=("edl: model 'm': there is no such folder",))
+    monkeypatch.setattr(backends, "open_backend", lambda _: told)
+    assert "instance 0 exited with 1: model 'm': there is no such folder" in edl("jobs")[1]
 
 
 def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +338,20 @@ def test_a_stop_reports_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: py
     """The job is gone all the same."""
     monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", log=False))
     assert edl("stop", "job") == (0, "job is stopped; its output could not be kept\n", "")
+
+
+def test_an_agent_that_cannot_begin_says_so_in_the_events(
+    edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no group yet, and its pod may soon be gone."""
+    given = {"REDIS_URL": redis_url, "NAMESPACE": namespace, "JOB": "job", "INSTANCE": "3"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"EDL_{name}", value)
+    why = "command: got 'nothere.py', allowed is a script that can be read (No such file or directory)"
+    assert edl("agent", "--instances", "1:1", "--", "nothere.py") == (EX_CONFIG, "", f"edl: {why}\n")
+    assert f"failed      instance 3 · {why}" in edl("events", "job")[1]
+    monkeypatch.setenv("EDL_REDIS_URL", "redis://127.0.0.1:9/0")
+    assert edl("agent", "--instances", "1:1", "--", "nothere.py") == (EX_CONFIG, "", f"edl: {why}\n")
 
 
 @pytest.mark.usefixtures("pool")
