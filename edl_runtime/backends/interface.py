@@ -161,6 +161,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         return named or (self.name if self.kind == "pool" else "")
 
     @property
+    def training_job(self) -> str:
+        """The name of the TrainingJob that it was made for, whose controller makes it again; empty for none."""
+        kind, _, rest = token_owner(self.token).partition("/")
+        name, slash, _ = rest.partition("/")
+        return name if kind == "TrainingJob" and slash else ""
+
+    @property
     def is_suspended(self) -> bool:
         """Whether it was resized to 0; its instances may still be leaving."""
         return self.wanted == 0 and not self.has_ended
@@ -188,6 +195,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         errors = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
         deciding = errors if self.elastic and errors else failed
         return self.invalid_spec or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
+
+
+def training_job_owner(name: str, uid: str) -> str:
+    """Return the owner of the job that is made for a TrainingJob."""
+    return f"TrainingJob/{name}/{uid}"
 
 
 def token_owner(token: str) -> str:
