@@ -62,7 +62,7 @@ def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
         views = [_plain(status, lines[status.name]) for status in statuses]
         print_json(views[0] if name else views)
     elif statuses:
-        headings = ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
+        headings = ["NAME", "KIND", "STATE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
         print_table(headings, [_row(status, lines[status.name]) for status in statuses])
     else:
         click.echo(f"no jobs in {backends.describe_location(settings)}")
@@ -101,14 +101,13 @@ def _plain(status: JobStatus, line: JobLine) -> dict[str, Any]:
 
 def _row(status: JobStatus, line: JobLine) -> list[str]:
     report = line.progress
-    running = sum(instance.phase == "running" for instance in status.instances)
     age = format_duration(time.time() - status.created_at)
     saved = line.checkpoint
     checkpoint = f"checkpoint of step {saved.step}, {format_duration(time.time() - saved.at)} old" if saved else ""
     progress = " · ".join(filter(None, [report.line(), line.limit])) if report else ""
     orphan = line.trouble if line.orphan else ""
     what = orphan or status.why or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
-    return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, what]
+    return [status.name, status.kind, line.state, f"{line.running}/{status.wanted}", age, what]
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is an invalid number, not an option

@@ -319,6 +319,13 @@ def as_told(phase: Phase, reason: str = "", *, log: bool, **more: Any) -> Simple
     return SimpleNamespace(get=get, list=AsyncMock(return_value=[status]), delete=delete, logs=logs, place="ml")
 
 
+def test_a_job_has_the_state_that_the_page_and_the_monitor_show(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its minimum of running instances it is pending, as where no image can be pulled."""
+    monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", "no image", log=False))
+    heading, row = (line.split() for line in edl("jobs")[1].splitlines())
+    assert (heading[2], row[2:4]) == ("STATE", ["pending", "0/1"])
+
+
 def test_jobs_that_have_failed_say_why(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their output has the cause; an exit status alone says little."""
     told = as_told(
@@ -400,7 +407,7 @@ def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
     said = "pool is suspended; `edl resize pool N` or a rescaling resumes it\n"
     assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
-    for words in ("pending", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
+    for words in (" suspended ", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
         assert words in table
     assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
 
