@@ -38,10 +38,14 @@ class Event(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a training is, in words, empty while unknown; and why it stands still, None if it is not known to."""
+    """How far a training is, in words, empty while unknown; and why it stands still, None if it is not known to.
+
+    `failing`: why its workers have been restarted since its last new step, empty if none has.
+    """
 
     progress: str = ""
     still: Standstill | None = None
+    failing: str = ""
 
 
 UNKNOWN_PACE = Pace()
@@ -77,7 +81,7 @@ def status_of(
         conditions.append(_progressing(pace.still))
     return {
         "phase": phase,
-        "reason": (_reason(resource, own, problem) or (pace.still.message if pace.still else ""))[:LONGEST],
+        "reason": (_reason(resource, own, problem) or (pace.still.message if pace.still else pace.failing))[:LONGEST],
         "instances": running,
         **({} if wanted is None else {"wanted": wanted}),
         **({"progress": pace.progress} if own and pace.progress else {}),

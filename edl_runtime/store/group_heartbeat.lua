@@ -67,7 +67,7 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
       'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized',
-      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow')
+      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow', 'failures')
   end
   set('run', given.run)
 end

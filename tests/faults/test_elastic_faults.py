@@ -98,6 +98,21 @@ def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
         group.await_steps(5)
 
 
+def test_a_training_whose_worker_was_killed_says_so_until_it_has_got_further(
+    tmp_path: Path, bare: RuntimeSettings
+) -> None:
+    """It makes steps meanwhile, those that were lost, and would look healthy."""
+    with running_group(tmp_path / "out", bare, instances="1", **LONG) as group:
+        group.start(0)
+        group.await_steps(40)
+        group.trainer(0).kill()
+        group.await_condition(lambda: trouble_of(bare), "a word about the restart")
+        how = r"instance 0: its worker was killed by SIGKILL \(.*\); restarted 1 time without progress since step \d+"
+        assert re.fullmatch(how, trouble_of(bare))
+        group.await_condition(lambda: not trouble_of(bare), "the step that it had reached")
+        assert len(group.stepped()) > 80
+
+
 def trouble_of(settings: RuntimeSettings) -> str:
     """Return what `edl jobs` says of the training."""
     job = running_job(settings.job, 1, created_at=0.0)

@@ -17,7 +17,7 @@ from support.redis_clock import later, take_time_from_a_key
 from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError, NoCheckpointError
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
-from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, group_status, has_live_agents
+from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, LastFailure, group_status, has_live_agents
 from edl_runtime.elastic.rendezvous.news import GroupNews
 from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
@@ -705,6 +705,23 @@ async def test_falls_without_progress_add_up(client: Redis, namespace: str) -> N
     assert await counts(one, [100, 100, 100, 100]) == [1, 2, 3, 4]
     assert await counts(one, [101, 50, 101, 101]) == [1, 2, 3, 4]
     assert await one.count_failure(0, 50, progress=True) == 1
+
+
+async def test_the_last_fall_is_part_of_the_status(client: Redis, namespace: str) -> None:
+    """With the falls before it since the job's last step; a new run begins without one."""
+    one, other = await faller(client, namespace), await faller(client, namespace, 3)
+    await one.count_failure(1, 100, progress=False, reason="it fell")
+    await other.count_failure(2, 100, progress=False, reason="so did it")
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.failure == LastFailure(step=100, instance=3, count=2, reason="so did it")
+    await one.end(JobOutcome("failed", "too many falls"))
+    for each in (one, other):
+        await each.leave()
+    await faller(client, namespace, boot="b")
+    after = await group_status(client, namespace, JOB)
+    assert after is not None
+    assert after.failure is None
 
 
 async def test_steps_of_others_are_progress(client: Redis, namespace: str) -> None:

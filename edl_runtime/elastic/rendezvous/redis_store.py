@@ -27,6 +27,7 @@ from edl_runtime.elastic.rendezvous.generation import (
     TrainerMember,
 )
 from edl_runtime.elastic.rendezvous.group_status import has_live_agents
+from edl_runtime.errors import clipped
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
@@ -171,13 +172,15 @@ class RendezvousStore:
         """Set how the job has ended; the first outcome counts. Raises RegistryUnavailableError."""
         await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
 
-    async def count_failure(self, generation: int, step: int, *, progress: bool) -> int:
+    async def count_failure(self, generation: int, step: int, *, progress: bool, reason: str = "") -> int:
         """Return how many workers of the job have failed without progress in between, this one included.
 
         `generation`: the one assigned to it, 0 for none. `step`: the job's; one above that of all failures before is
-        progress, and so is `progress` itself. Raises RegistryUnavailableError.
+        progress, and so is `progress` itself. `reason`: why, for the group's status.
+
+        Raises RegistryUnavailableError.
         """
-        return int(await self._run("failure", generation, step, int(progress)))
+        return int(await self._run("failure", generation, step, int(progress), clipped(reason)))
 
     async def announce(self, event: Event) -> bool:
         """Add to the job's events, and return True; "waiting" and "saved" only when the last such event was another.
