@@ -74,6 +74,23 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
         assert all(agent.poll() is None for agent in group.agents.values())
 
 
+def test_a_checkpoint_of_an_outage_has_the_time_when_it_was_written(
+    tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings
+) -> None:
+    """Not that at which Redis was back."""
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, checkpoint_every_steps=10)
+    with running_group(tmp_path / "out", settings, instances="1", **LONG) as group:
+        group.start(0)
+        group.await_event("saved")
+        away_at = time.time()
+        own_redis.kill()
+        group.await_steps(60)
+        back_at = time.time()
+        own_redis.start()
+        late = group.await_event("saved", lambda event: event.delay_s > 0)
+        assert away_at < late.at < back_at
+
+
 def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
     tmp_path: Path, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,6 +368,21 @@ async def test_the_last_checkpoint_is_part_of_the_status(client: Redis, namespac
     assert (after.checkpoint, after.resize) == (None, None)
 
 
+async def test_what_is_told_late_has_the_time_when_it_happened(client: Redis, namespace: str) -> None:
+    """As after an outage; told again because nobody answered, it is the same event."""
+    (agent,) = await group(client, namespace, 1)
+    saved = Event(kind="saved", instance=0, step=7, url="/c/7", delay_s=43.5)
+    assert await agent.membership.announce(saved)
+    assert not await agent.membership.announce(msgspec.structs.replace(saved, delay_s=44.0))
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.checkpoint is not None
+    told = (await read_events(client, namespace, JOB))[-1]
+    assert (told.kind, told.delay_s) == ("saved", 43.5)
+    assert told.at == pytest.approx(int(told.id.partition("-")[0]) / 1000 - 43.5, rel=0, abs=0.01)
+    assert status.checkpoint.at == pytest.approx(status.heard_at - 43.5, rel=0, abs=0.01)
+
+
 async def test_stragglers_are_part_of_the_status(client: Redis, namespace: str) -> None:
     """As long as they say so themselves, and are in the generation."""
     agents = await group(client, namespace, 3)

@@ -187,8 +187,7 @@ class RendezvousStore:
 
         Raises RegistryUnavailableError.
         """
-        text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
-        return bool(await self._run("announce", text, event.kind, event.reason, event.request))
+        return bool(await self._run("announce", *_announced(event)))
 
     async def _heartbeat(self, member: TrainerMember) -> Any:
         seen = self._seen
@@ -322,6 +321,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint answers, or why there is none.
 
     - `id`, `at`: the event's id in the stream, and its time in Unix seconds of Redis's clock.
+    - `delay_s`: how much later Redis was told of it, as after an outage; 0 for less than a second.
     """
 
     kind: EventKind
@@ -340,6 +340,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str = ""
     metrics: dict[str, float] = {}
     request: int = 0
+    delay_s: float = 0.0
 
     def line(self) -> str:
         """Return this event as a line for people, in this machine's time zone."""
@@ -383,9 +384,13 @@ async def read_events(client: Redis, namespace: str, job: str, *, after: str = "
 async def announce(client: Redis, namespace: str, job: str, event: Event) -> None:
     """Add to the job's events what somebody else than its agents has seen. Raises RegistryUnavailableError."""
     nobody: list[str | int] = ["", 0, 0]
-    text = msgspec.json.encode(event).decode()
-    args = [*nobody, text, event.kind, event.reason, event.request]
-    await run_script(client, "group_announce", keys.group_keys(namespace, job), args)
+    await run_script(client, "group_announce", keys.group_keys(namespace, job), [*nobody, *_announced(event)])
+
+
+def _announced(event: Event) -> list[str | int]:
+    """Return the script's arguments. An event that is told again has the same text, how late it ever is."""
+    text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0, delay_s=0.0)).decode()
+    return [text, event.kind, event.reason, event.request, round(1000 * event.delay_s)]
 
 
 async def last_events(
@@ -449,6 +454,7 @@ def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
         except msgspec.DecodeError as error:  # written by another version
             log.warning("event.skipped", content=content[:200], cause=str(error))
             continue
-        at = min(int(entry_id.partition("-")[0]) / 1000, _LAST_TIME)  # who writes an entry may choose its id
+        told_at = int(entry_id.partition("-")[0]) / 1000
+        at = min(max(told_at - event.delay_s, 0.0), _LAST_TIME)  # who writes an entry may choose both
         events.append(msgspec.structs.replace(event, id=entry_id, at=at))
     return events
