@@ -45,10 +45,11 @@ class JobReplacedError(BackendError):
 
 @dataclass(eq=False, repr=False)
 class SubmitError(BackendError):
-    """Raised when a job could not be started."""
+    """Raised when a job could not be started. `lacks_right`: as its cluster does not allow it to this account."""
 
     name: str
     reason: str
+    lacks_right: bool = False
 
     def __str__(self) -> str:
         return f"job {self.name!r} could not be started: {self.reason}"
@@ -109,13 +110,15 @@ class ClusterError(BackendError):
     reason: str
     message: str
 
+    @property
+    def lacks_right(self) -> bool:
+        """Whether this account may not do it, as the message says; a quota is refused with the same status."""
+        return self.status == 403 and "cannot" in self.message
+
     def __str__(self) -> str:
-        hint = {
-            401: "; the credentials of the cluster are wrong or have expired",
-            403: "; deploy/role.yaml grants all that is needed, and a controller deploy/controller.yaml"
-            if "cannot" in self.message
-            else "",
-        }.get(self.status, "")
+        hint = "; the credentials of the cluster are wrong or have expired" if self.status == 401 else ""
+        if self.lacks_right:
+            hint = "; deploy/role.yaml grants all that is needed, and a controller deploy/controller.yaml"
         return f"the cluster refuses the request: {self.message or self.reason}{hint}"
 
 
