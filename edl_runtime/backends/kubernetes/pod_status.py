@@ -328,6 +328,8 @@ def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
     for container in _waiting(pod):
         waiting = container["state"]["waiting"]
         reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+        if reason == "ImagePullBackOff" and (failed := message.partition("ErrImagePull: ")[2]):
+            reason, message = "ErrImagePull", failed  # it is one failure, also while the kubelet waits to try again
         whose = "" if container["name"] == names.CONTAINER else f"container {container['name']!r}: "
         problem = f"instance {index} can't start: {whose}{reason}: {message}"
         if reason in _PULLING_FAILED:

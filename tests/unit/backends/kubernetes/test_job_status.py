@@ -174,6 +174,11 @@ def test_a_job_tells_what_it_was_given() -> None:
             id="registry away",
         ),
         pytest.param(
+            pod(0, waiting("ImagePullBackOff", f'Back-off pulling image "nothere:1": ErrImagePull: {PULL}'), "Pending"),
+            "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
+            id="no such image, and it waits to try again",
+        ),
+        pytest.param(
             pod(0, waiting("ErrImagePull", PULL), "Pending"),
             "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
             id="no such image",
