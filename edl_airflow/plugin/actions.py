@@ -21,6 +21,7 @@ from edl_runtime.autoscale.policy.interface import policy_name
 from edl_runtime.backends.errors import JobReplacedError, UnknownJobError
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
+from edl_runtime.errors import counted
 from edl_runtime.registry.drain import drain, undo_drain
 
 CHECKPOINT_WAIT_S = 30.0
@@ -268,4 +269,4 @@ async def _task_of(job: JobStatus | None) -> TaskKey:
 
 
 def _instances(count: int) -> str:
-    return f"{count} instance{'' if count == 1 else 's'}"
+    return counted(count, "instance")

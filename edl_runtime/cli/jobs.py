@@ -19,6 +19,7 @@ from edl_runtime.cli import backends
 from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.concurrency import all_completed, all_ended
+from edl_runtime.errors import counted
 from edl_runtime.monitor.reports import JobReport, format_duration, read_reports, unknown_reports
 from edl_runtime.monitor.snapshot import JobLine, job_line
 from edl_runtime.progress import MOST_POINTS, CurvePoint, read_curve
@@ -128,7 +129,7 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
     elif status.is_suspended:
         click.echo(f"{status.name} is suspended; `edl resize {status.name} N` or a rescaling resumes it")
     else:
-        click.echo(f"{status.name} will have {status.wanted} instance{'' if status.wanted == 1 else 's'}")
+        click.echo(f"{status.name} will have {counted(status.wanted, 'instance')}")
 
 
 @click.command

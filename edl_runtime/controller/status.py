@@ -11,6 +11,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.controller.reconcile import is_allowed, own_job
 from edl_runtime.controller.resource import Resource
+from edl_runtime.errors import counted
 from edl_runtime.monitor.reports import Standstill
 from edl_runtime.progress import Progress
 
@@ -129,7 +130,7 @@ def _reason(resource: Resource, job: JobStatus | None, problem: Problem | None) 
 
 def _stopping(job: JobStatus | None) -> str:
     left = len(job.instances) if job else 0
-    return f"stopping: waits until {left} instances have written a last checkpoint and ended" if left else "stopping"
+    return f"stopping: waits for {counted(left, 'instance')} to write a last checkpoint and end" if left else "stopping"
 
 
 def _conditions(
@@ -196,9 +197,11 @@ def events_of(resource: Resource, status: dict[str, Any], *, why: str = "") -> I
 def events_of_start(before: JobStatus | None, made: JobStatus, notes: Sequence[str]) -> Iterator[Event]:
     """Yield the events of a submit. `before`: the job of that name until then. `notes`: on the manifest."""
     if before is None or before.starting:
-        yield Event("Normal", "Created", f"created a Job of {made.wanted} instance{'s' * (made.wanted != 1)}")
+        yield Event("Normal", "Created", f"created a Job of {counted(made.wanted, 'instance')}")
     elif before.created_at != made.created_at:
-        message = f"the spec has changed: the training was stopped and continues with {made.wanted} instances"
+        message = (
+            f"the spec has changed: the training was stopped and continues with {counted(made.wanted, 'instance')}"
+        )
         yield Event("Normal", "Restarted", message)
     else:
         return

@@ -11,6 +11,7 @@ from edl_runtime.autoscale.history import running_count
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, group_statuses
+from edl_runtime.errors import counted
 from edl_runtime.orphans import Orphan, read_notes
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.store.errors import MalformedRecordError
@@ -129,8 +130,7 @@ def restarts(group: GroupStatus, progress: Progress | None) -> str:
     last = group.failure
     if last is None or not last.reason or group.outcome or (progress and progress.step > last.step):
         return ""
-    times = f"{last.count} time{'' if last.count == 1 else 's'}"
-    why = last.reason.splitlines()[0]
+    times, why = counted(last.count, "time"), last.reason.splitlines()[0]
     return f"instance {last.instance}: {why}; restarted {times} without progress since step {last.step:,}"
 
 

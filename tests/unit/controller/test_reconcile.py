@@ -288,7 +288,7 @@ def test_events_are_of_changes() -> None:
     assert list(events_of(done, status_of(done, None, None, NOW))) == []
     leaving = resource(2, status=running, deletionTimestamp="now")
     (stopping,) = events_of(leaving, status_of(leaving, job(), None, NOW))
-    assert stopping.message == "stopping: waits until 2 instances have written a last checkpoint and ended"
+    assert stopping.message == "stopping: waits for 2 instances to write a last checkpoint and end"
 
 
 @pytest.mark.parametrize(
