@@ -674,8 +674,8 @@ class TrainingLoop:
             now = train_state.scale.at(train_state.steps)
             gradually = f", and warms up to {target:.4g}" if now < target else ""
             text = (
-                f"generation {join.generation}, {counted(join.world_size, 'instance')}: from step {train_state.steps} on "
-                f"the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
+                f"generation {join.generation}, {counted(join.world_size, 'instance')}: from step {train_state.steps} "
+                f"on the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
                 f"times the script's{gradually}"
             )
             self.agent.send(Note(text=text))
