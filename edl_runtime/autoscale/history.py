@@ -195,6 +195,9 @@ def _rounded(quantity: float) -> float:
 
 # The last pass
 
+OTHER_RULES_S = 600.0
+"""A pass by other rules that was longer ago is no other rescaler's: each makes one every few minutes."""
+
 PASS_KEPT_S = 24 * 3600
 """How long the last pass is kept."""
 
@@ -225,6 +228,28 @@ def rescale_outcome(
         rules=msgspec.structs.replace(rules, windows=windows and windows.declared()),
         policy=policy_name(policy),
         had_source=bool(windows and windows.traffic),
+    )
+
+
+def rules_note(before: RescaleOutcome | None, now: RescaleOutcome) -> str:
+    """Return a warning if the pass before went by other rules; empty if not, or if it was long ago.
+
+    Two rescalers of one place with different rules, as a controller and a DAG, would undo each other's resizes.
+    """
+    if before is None or before.rules is None or now.rules is None:
+        return ""
+    ago_s = now.plan.at - before.plan.at
+    named = {
+        "policy": (before.policy, now.policy),
+        "traffic windows": (before.rules.windows, now.rules.windows),
+        "max_load": (before.rules.max_load, now.rules.max_load),
+    }
+    differing = [name for name, (then, here) in named.items() if then != here]
+    if not differing or ago_s > OTHER_RULES_S:
+        return ""
+    return (
+        f"the pass of {ago_s:.0f} s ago went by another {' and other '.join(differing)}: "
+        "if two rescalers act here, stop one, or give both the same rules"
     )
 
 

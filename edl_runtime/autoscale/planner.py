@@ -383,8 +383,10 @@ def _with_stranded(target: Target, job: Workload) -> Target:
 def _limit(
     job: JobStatus, snapshot: ClusterSnapshot, spans: Sequence[WindowSpan], capacity: Mapping[str, float]
 ) -> Limit | None:
-    """Return the lowest limit by windows and by the need of a pool's students."""
+    """Return the lowest limit by windows, by the need of a pool's students, and by an instance that can't start."""
     limits = [snapshot.needs[job.name]] if job.kind == "pool" and job.name in snapshot.needs else []
+    if problem := next((one.reason for one in job.instances if one.phase == "pending" and one.node and one.reason), ""):
+        limits.append(Limit(instances=job.wanted, reason=problem))  # another one would not start either
     for span in spans:
         most = span.sizes.most("pools" if job.kind == "pool" else "jobs", job.name, _scaling(job).resources, capacity)
         if most is not None:

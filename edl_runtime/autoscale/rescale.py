@@ -20,7 +20,7 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.resizes import save_resizes
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
 from edl_runtime.autoscale.errors import RescalingError
-from edl_runtime.autoscale.history import RescaleOutcome, history_point, rescale_outcome
+from edl_runtime.autoscale.history import RescaleOutcome, history_point, rescale_outcome, rules_note
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import Policy
@@ -80,7 +80,9 @@ async def rescale(
                     return rescale_outcome(plan, refused, rules, policy)
                 record = partial(save_resizes, client, namespace, backend.place)
                 done = await _carry_out(snapshot, rules, policy, backend, record)
-                plan = msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
+                warning = rules_note(await history.last_pass(client, namespace, backend.place), done)
+                notes = (*done.plan.notes, *moved, *filter(None, [warning]))
+                plan = msgspec.structs.replace(done.plan, notes=notes)
                 done = msgspec.structs.replace(done, plan=plan)
                 await history.save_pass(client, namespace, backend.place, done)
                 await history.record_point(
@@ -180,7 +182,7 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> tuple[dict[str
         async with places:
             try:
                 with isolated(f"job {one.name!r}"):
-                    resized = await backend.resize(one.name, one.target)
+                    resized = await backend.resize(one.name, one.target, reason=one.reason)
             except ClusterUnavailableError:
                 raise
             except EdlError as error:

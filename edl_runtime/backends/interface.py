@@ -20,7 +20,10 @@ from edl_runtime.specs import Bounds, JobKind, JobSpec
 Phase = Literal["pending", "running", "succeeded", "failed"]
 
 SUSPENDED = "suspended: it resumes when it is resized to one or more instances"
-"""The `reason` of a job or pool that `Backend.resize` has suspended."""
+"""The `reason` of a job or pool that was resized to 0 without one."""
+
+MAX_REASON_LENGTH = 500
+"""Longer reasons of a resize are cut, in characters."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `resumes`: whether it continues its work after a suspension: a pool, or elastic trainers with checkpoints.
     - `pool`: the EDL_POOL of its instances, which is the pool that they ask, or join as teachers; empty without one.
     - `resized_at`: Unix time of the last resize, or None. Suspending trainers none of which had a node does not count.
+    - `resized_for`: why it was resized last, in the words of who did it; empty where nobody said.
     - `queue`: its Kueue queue, or empty. Kueue alone starts and suspends such a job, so it can't be resized to 0. It
       grows only once all its pods are admitted. `queue_resizes`: whether Kueue lets it be resized while it runs.
     - `node_selector`, `tolerations`: as in a pod's spec. `node_terms`: the node selector terms of its required node
@@ -70,6 +74,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
     pool: str = ""
     resized_at: float | None = None
+    resized_for: str = ""
     queue: str = ""
     queue_resizes: bool = False
     node_selector: dict[str, str] = {}
@@ -318,12 +323,12 @@ class Backend(Protocol):
         """Return all jobs and pools, by name."""
         ...
 
-    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, token: str | None = None, reason: str = "") -> JobStatus:
         """Request another number of instances. Returns when the request is recorded.
 
         The highest index leaves first, by SIGTERM and its grace period. 0 is always allowed and suspends the job: it is
         pending until it is resized again. A larger number also starts instances again that had been given up.
-        `token`: resize only a job that has it.
+        `token`: resize only a job that has it. `reason`: why, for people; it is the reason of a job that this suspends.
 
         Raises UnknownJobError; JobReplacedError for another token; SpecError outside the bounds; BackendError for a job
         that has ended, and for a size that Kueue does not allow, see `Scaling.queue`.

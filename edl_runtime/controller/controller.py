@@ -52,8 +52,8 @@ RESYNC_S = 30.0
 RETRY_S = 5.0
 """Delay before a step or watch that has failed is repeated."""
 
-REASON_WAIT_S = 5.0
-"""How long a size that may be a rescaling pass's is not recorded, so that its event has the pass's reason."""
+SPEC_CHANGED = "spec.trainer.instances was changed"
+"""The reason of a resize to the size of a spec."""
 
 EACH_INSTANCE_S = 0.001
 """How much less often an object is looked at for each instance: to look costs about 0.1 ms for each."""
@@ -94,9 +94,6 @@ class NamespaceController:
     `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_reports`: returns what
     Redis knows of jobs, by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of
     that of `defaults.redis_url`; None for the same.
-
-    - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
-    - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
     """
 
     def __init__(
@@ -109,8 +106,6 @@ class NamespaceController:
         read_reports: Callable[[Sequence[JobStatus]], Awaitable[Mapping[str, JobReport]]],
         access: RedisAccess | None = None,
     ) -> None:
-        self.resize_reasons: dict[str, tuple[int, str]] = {}
-        self.passing = asyncio.Lock()
         self._api = api
         self._backend = backend
         self._defaults = defaults
@@ -266,8 +261,6 @@ class NamespaceController:
             case "remove-finalizer":
                 await self._remove_finalizer(resource)
             case "record-size":
-                if resource.size is not None:
-                    await self._wait_for_reason()
                 recorded = {RECORDED: str(resource.generation + 1)}  # `_patch` changes this version, or none
                 spec = {"trainer": {"instances": step.size}}
                 await self._patch(resource, {"metadata": {"annotations": recorded}, "spec": spec})
@@ -276,7 +269,10 @@ class NamespaceController:
             case "submit" | "resize":
                 try:
                     with isolated("the spec"):
-                        await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
+                        if step.action == "submit":
+                            await self._submit(resource, job)
+                        else:
+                            await self._backend.resize(resource.name, step.size, reason=SPEC_CHANGED)
                 except (SpecError, UnexpectedError) as error:
                     return Problem("InvalidSpec", str(error))
                 except (ClusterUnavailableError, ConflictError):
@@ -292,16 +288,6 @@ class NamespaceController:
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
         for event in events_of_start(job, made, training_job.notes):
             await self._record(resource, event)
-
-    async def _wait_for_reason(self) -> None:
-        """Let a pass that is going on end first, but not one that waits for another, or for Redis."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REASON_WAIT_S), self.passing:
-                pass
-
-    async def _resize(self, resource: Resource, step: Step) -> None:
-        await self._backend.resize(resource.name, step.size)
-        self.resize_reasons[resource.name] = (step.size, "spec.trainer.instances was changed")
 
     async def _delete(self, token: str, resource: Resource) -> None:
         try:
@@ -338,15 +324,12 @@ class NamespaceController:
         status = status_of(resource, job, problem, time.time(), of_this_run)
         if all(resource.status.get(field) == value for field, value in status.items()):
             return False
-        size, why = self.resize_reasons.get(resource.name, (None, ""))
-        for event in events_of(resource, status, why=why if size == status.get("wanted") else ""):
+        for event in events_of(resource, status, why=job.scaling.resized_for if job and job.scaling else ""):
             await self._record(resource, event)
         try:
             self._objects[resource.name] = await self._api.patch_status(resource.manifest, status)
         except ClusterError as error:
             self._forget_if_gone(resource, error)
-        if size == status.get("wanted"):
-            self.resize_reasons.pop(resource.name, None)  # the next time it may be for another
         return True
 
     async def _record(self, resource: Resource, event: Event) -> None:

@@ -16,7 +16,7 @@ from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.concurrency import first_completed
-from edl_runtime.controller.controller import RETRY_S, NamespaceController
+from edl_runtime.controller.controller import RETRY_S
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import EdlError, isolated
@@ -54,7 +54,6 @@ class Passes:
     def __init__(
         self,
         *,
-        controller: NamespaceController,
         backend: KubernetesBackend,
         client: Redis,
         namespace: str,
@@ -62,7 +61,6 @@ class Passes:
         windows: WindowsConfigMap | None,
         vitals: Vitals,
     ) -> None:
-        self._controller = controller
         self._backend = backend
         self._client = client
         self._namespace = namespace
@@ -93,10 +91,7 @@ class Passes:
             max_load=self._options.max_load,
             lead_s=LEAD_S + self._options.interval_s,
         )
-        async with self._controller.passing:
-            done = await rescale(self._backend, self._client, self._namespace, rules, policy=self._options.policy)
-            reasons = {one.name: (one.target, one.reason) for one in done.plan.changes if one.name not in done.refused}
-            self._controller.resize_reasons.update(reasons)
+        done = await rescale(self._backend, self._client, self._namespace, rules, policy=self._options.policy)
         self._vitals.passes["done"] += 1
         self._vitals.last_pass_at = done.plan.at
         self._options.show(done)

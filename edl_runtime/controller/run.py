@@ -194,7 +194,6 @@ async def _reconcile(given: _Given, namespace: str) -> None:
         tasks.create_task(controller.run())
         if options.passes:
             passes = Passes(
-                controller=controller,
                 backend=followed,
                 client=client,
                 namespace=defaults.settings.namespace,

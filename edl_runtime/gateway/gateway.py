@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 POOL_LIMIT = 100
 """Each pool uses two connections to Redis."""
 IDLE_S = 600.0
+"""How long a pool that has teachers is followed after its last request."""
+
+EMPTY_IDLE_S = 60.0
+"""How long one that has none is: its name may be anything that callers make up, and is in Redis meanwhile."""
+
 SWEEP_EVERY_S = 10.0
 
 
@@ -77,6 +82,9 @@ class Gateway:
 
     def _is_idle(self, name: str) -> bool:
         """Whether it has had no request for a while; half of the limit of pools stays free of unused names."""
+        if self._requests[name]:
+            return False
         idle_s = time.monotonic() - self._used_at.get(name, time.monotonic())
-        is_unused = not self.pools[name].queue.teachers and 2 * len(self.pools) > POOL_LIMIT
-        return not self._requests[name] and (idle_s > IDLE_S or is_unused)
+        if self.pools[name].queue.teachers:
+            return idle_s > IDLE_S
+        return idle_s > EMPTY_IDLE_S or 2 * len(self.pools) > POOL_LIMIT

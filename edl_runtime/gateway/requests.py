@@ -466,6 +466,9 @@ class _Sequences(msgspec.Struct):
 
 _sequences_decoder = JsonDecoder(_Sequences)
 
+MOST_BINARY = 256 << 20
+"""Bytes of the arrays of a binary answer; it takes four times as much while it is made."""
+
 
 class SequenceLogprobs:
     """`/get_sequence_logprobs/` of TRL's own server, up to 1.10."""
@@ -498,7 +501,13 @@ class SequenceLogprobs:
                 raise RequestRefusedError(f"prompt_lengths[{row}] is {length}, allowed are 0 to {len(ids)}")
         if view.response_format == "binary":  # all rows are as long as the longest, and in base 64 too
             longest = max(len(ids) - length for length, ids in zip(view.prompt_lengths, view.sequences, strict=True))
-            self.expected += 4 * 8 * len(view.sequences) * longest * (view.top_logprobs + 1)
+            padded = 8 * len(view.sequences) * longest * (view.top_logprobs + 1)
+            if padded > MOST_BINARY:
+                raise RequestRefusedError(
+                    f"its answer as binary takes {padded >> 20:,} MiB, as all of its {len(view.sequences):,} rows are "
+                    f"as long as the longest, {longest:,}; allowed are {MOST_BINARY >> 20}: ask for json, or in parts"
+                )
+            self.expected += 4 * padded
 
     def question(self, kind: Kind, rows: range) -> Question:
         return scores_question(kind, self._model, self._view.sequences[_cut(rows)], self._scoring)

@@ -19,7 +19,7 @@ from support.backends.jobs import (
     wait_for_line,
 )
 
-from edl_runtime.backends.interface import SUSPENDED, Backend, JobStatus
+from edl_runtime.backends.interface import MAX_REASON_LENGTH, SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 KINDS: tuple[JobKind, ...] = ("pool", "trainer")
@@ -64,6 +64,18 @@ async def test_a_suspended_job_has_no_instances_and_resumes_with_the_given_numbe
     assert (status.wanted, status.phase, status.reason, status.is_suspended) == (3, "running", "", False)
     assert [one.restarts for one in status.instances] == [0, 0, 0]
     assert (status.created_at, status.digest) == (submitted.created_at, submitted.digest)
+
+
+@pytest.mark.on_pods
+async def test_a_suspended_job_says_why_until_the_next_resize(backend: Backend) -> None:
+    """In the words of who has suspended it, as of a rescaling pass."""
+    await backend.submit(two("trainer"), token="mine", secrets={})
+    why = "waits: no node has room for its minimum of 2"
+    assert (await backend.resize("job", 0, reason=why)).reason == why
+    status = await reach(backend, "job", is_empty)
+    assert (status.reason, status.scaling and status.scaling.resized_for) == (why, why)
+    assert (await backend.resize("job", 0, reason="x" * 1_000)).reason == "x" * MAX_REASON_LENGTH
+    assert (await backend.resize("job", 0)).reason == SUSPENDED
 
 
 @pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.deep), True])

@@ -239,13 +239,15 @@ def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSetti
         assert "Traceback" not in gateway.communicate()[1]
 
 
-def test_bodies_that_don_t_come_hold_nothing(pair: World) -> None:
+@pytest.mark.parametrize("length", [f"Content-Length: {100 << 20}", "Transfer-Encoding: chunked"])
+def test_bodies_that_don_t_come_hold_nothing(pair: World, length: str) -> None:
     """Nor do those for a pool without teachers: they are not read before it has one. Others are answered meanwhile."""
+    begin = b'{"prompt":[[' if "Content" in length else b'c\r\n{"prompt":[[\r\n'
     with ExitStack() as stack:
         for pool in (POOL, "empty"):
-            head = f"POST /pools/{pool}/v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {100 << 20}\r\n\r\n"
+            head = f"POST /pools/{pool}/v1/completions HTTP/1.1\r\nHost: [::1]\r\n{length}\r\n\r\n"
             for _ in range(30):
-                stack.enter_context(connected(pair.url)).sendall(head.encode() + b'{"prompt":[[')
+                stack.enter_context(connected(pair.url)).sendall(head.encode() + begin)
         check_right(post(f"{pair.url}/v1/completions", BODY))
 
 

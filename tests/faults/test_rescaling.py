@@ -212,6 +212,29 @@ async def test_who_has_no_room_is_suspended_and_comes_back(a_pass: Pass) -> None
     assert backend.wanted == {"first": 4, "second": 6}
 
 
+async def test_a_resized_job_has_the_reason_of_the_pass(a_pass: Pass) -> None:
+    """So that a suspended one says why, wherever it is looked at."""
+    backend = Jobs(has("first", 4, Bounds(4, 4)), has("second", 3, Bounds(3, 6)))
+    done = await a_pass(backend, 5)
+    reasons = {one.name: one.reason for one in done.plan.targets}
+    assert reasons == {name: one.scaling.resized_for for name, one in backend.jobs.items() if one.scaling}
+    assert "beside those that come first" in reasons["first"]
+
+
+async def test_a_pass_tells_of_another_that_goes_by_other_rules(a_pass: Pass) -> None:
+    """Two rescalers of one place, as a controller and a DAG, would undo what the other does."""
+    backend = Jobs(has("job", 3))
+    assert (await a_pass(backend, 4)).plan.notes == (await a_pass(backend, 4)).plan.notes == ()
+    (note,) = (await a_pass(backend, 3)).plan.notes
+    assert "went by another max_load: if two rescalers act here, stop one" in note
+
+    def own(*given: Any, **more: Any) -> Mapping[str, Target]:
+        return decide(*given, **more)
+
+    (note,) = (await a_pass(backend, 4, policy=own)).plan.notes
+    assert "another policy and other max_load" in note
+
+
 async def test_a_size_that_somebody_has_set_stays_for_some_minutes(a_pass: Pass) -> None:
     """As by `edl resize` or `kubectl scale`. What a pass has suspended does not wait for that."""
 

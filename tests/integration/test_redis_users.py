@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
@@ -15,14 +19,16 @@ from support.backends.jobs import eventually
 from support.elastic.agent_group import running_group
 
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.controller.controller import JobDefaults
 from edl_runtime.controller.redis_access import RedisAccess
+from edl_runtime.controller.run import ControllerOptions, run_controller
 from edl_runtime.errors import SpecError
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryAccessError
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
-from edl_runtime.store.users import PERIOD_S, NamespaceUser, check_users, set_user
+from edl_runtime.store.users import PERIOD_S, NamespaceUser, access_rules, check_users, set_user
 
 NOW = 2_900 * PERIOD_S + 100_000.0
 
@@ -158,6 +164,40 @@ async def test_where_no_users_can_be_made_it_is_said(own_redis: RedisServer, adm
             await check_users(client, user)
     with pytest.raises(SpecError, match=r"EDL_REDIS_URL: got 'h:6379'.*a URL with a password"):
         NamespaceUser.of("ml", "redis://h:6379")
+
+
+class WithoutUsers(RedisServer):
+    """A Redis that has no ACL, as some that are rented."""
+
+    def _configuration(self, port: int) -> str:
+        return super()._configuration(port) + 'rename-command ACL ""\n'
+
+
+async def test_a_controller_of_all_namespaces_does_not_start_without_users(tmp_path: Path) -> None:
+    """It says why before it asks Kubernetes for anything; one of a single namespace needs no users."""
+    asked: list[str] = []
+
+    @asynccontextmanager
+    async def connect_api() -> AsyncIterator[Any]:
+        asked.append("a connection")
+        raise ConnectionError
+        yield
+
+    with WithoutUsers(tmp_path) as redis:
+        defaults = JobDefaults(settings=RuntimeSettings(redis_url=redis.url), redis_url=redis.url)
+        options = ControllerOptions(namespace="ml", defaults=defaults, all_namespaces=True)
+        with pytest.raises(SpecError, match=r"ACL SETUSER, but: unknown command"):
+            await run_controller(connect_api, options)
+        assert asked == []
+        with pytest.raises(ConnectionError):
+            await run_controller(connect_api, msgspec.structs.replace(options, all_namespaces=False))
+
+
+def test_the_page_names_the_patterns_of_a_namespace() -> None:
+    """Those that its jobs need, and no shorter ones, except as what not to do."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "production.md").read_text()
+    named = {one.replace("NAMESPACE", "ml") for one in re.findall(r"`([~&]edl:[^`]*)`", page)}
+    assert named - {"~edl:{ml*"} == {rule for rule in access_rules("ml") if rule.startswith(("~", "&"))}
 
 
 def test_its_key_is_not_shown() -> None:

@@ -31,13 +31,14 @@ def test_a_student_with_few_labels_learns_from_its_teacher(tmp_path: Path) -> No
     assert "distilled, 20 labels" in Path(table[-1]).read_text()
 
 
-def test_the_smallest_setting_learns_fashion(tmp_path: Path) -> None:
-    """On 6,000 pictures of the real data set, in a minute; the teachers answer."""
+def test_the_first_look_shows_a_gain(tmp_path: Path) -> None:
+    """On 6,000 pictures of the real data set, 100 of them labelled, as the page has it, with two of its seeds."""
     folder = real_data("fashion")
     flags = (f"--data_dir={folder}", "--rows=6000")
     train_teacher(EXAMPLE, tmp_path, *flags, "--num_epochs=3")
-    for row in compare(EXAMPLE, tmp_path, *flags, "--num_epochs=2").values():
-        assert row["accuracy"]["mean"] > 0.6
+    rows = compare(EXAMPLE, tmp_path, *flags, "--num_epochs=3", "--labels=100")
+    assert rows["service"]["accuracy"]["mean"] > 0.65
+    assert rows["service"]["accuracy_gain"]["mean"] > 0.02
 
 
 def test_data_that_cant_be_used_ends_the_scripts(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from edl_runtime.pods import MOST_ENTRIES, Pod
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.registry.health import HEALTH_PATHS
 from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, check_name
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
@@ -118,6 +119,17 @@ def test_the_controllers_command_and_windows_are_valid() -> None:
     windows = objects["ConfigMap"]
     assert given["windows_configmap"] == windows["metadata"]["name"]
     assert read_windows(windows["data"]["windows.yaml"]).default is not None
+
+
+def test_a_controller_that_is_not_ready_or_hangs_is_seen_by_the_kubelet() -> None:
+    """So that `helm --wait` fails for one that crashes or whose windows are invalid."""
+    objects = {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "controller.yaml").read_text())}
+    (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    asked = [container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
+    assert [one["path"] for one in asked] == [f"{HEALTH_PATHS}ready", f"{HEALTH_PATHS}live"]
+    (port,) = container["ports"]
+    assert {one["port"] for one in asked} == {port["name"]}
+    assert str(port["containerPort"]) == container["args"][container["args"].index("--port") + 1]
 
 
 def test_the_resource_definition_refuses_what_no_pod_can_be_made_of() -> None:

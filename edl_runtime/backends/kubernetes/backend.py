@@ -20,7 +20,15 @@ from edl_runtime.backends.errors import (
     SubmitError,
     UnknownJobError,
 )
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, Origin, check_owner, token_owner
+from edl_runtime.backends.interface import (
+    MAX_REASON_LENGTH,
+    Capacity,
+    JobStatus,
+    LogLine,
+    Origin,
+    check_owner,
+    token_owner,
+)
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import (
@@ -45,7 +53,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     is_creating_containers,
     is_leaving,
 )
-from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, release_pod, resize_owner
+from edl_runtime.backends.kubernetes.resize import Size, held_pods, is_resized_alone, release_pod, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.concurrency import SharedInLoop, all_completed
@@ -189,19 +197,20 @@ class KubernetesBackend:
             statuses = await _statuses(api, _known_jobs(*await _owners_and_pods(api)), status_or_why)
         return sorted(statuses, key=lambda status: status.name)
 
-    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
-        if self._informer and (resized := await self._resize_known(self._informer, name, instances, token)):
+    async def resize(self, name: str, instances: int, *, token: str | None = None, reason: str = "") -> JobStatus:
+        size = Size(instances, reason[:MAX_REASON_LENGTH])
+        if self._informer and (resized := await self._resize_known(self._informer, name, size, token)):
             return status_of(resized)
         async with self._api(changing=name) as api:
             while True:
                 owner = await _existing_owner(api, name)
                 found = KnownJob(owner, await _pods(api, owner))
                 try:
-                    return status_of(await _resize(api, found, instances, token))
+                    return status_of(await _resize(api, found, size, token))
                 except ConflictError:
                     continue
 
-    async def _resize_known(self, informer: Informer, name: str, instances: int, token: str | None) -> KnownJob | None:
+    async def _resize_known(self, informer: Informer, name: str, size: Size, token: str | None) -> KnownJob | None:
         """Resize the job as the watches know it, by one request; None if that does not do, so that it must be read.
 
         The request holds for the known resourceVersion only. What the watches know may be out of date, so a refusal by
@@ -210,9 +219,9 @@ class KubernetesBackend:
         try:
             async with informer.using() as api:
                 known = await informer.known(name)
-                if not known or not is_resized_alone(known.owner, instances):
+                if not known or not is_resized_alone(known.owner, size.instances):
                     return None
-                resized = await _resize(api, known, instances, token)
+                resized = await _resize(api, known, size, token)
                 informer.await_change(name, resized.owner)
                 return resized
         except ClusterUnavailableError:
@@ -424,7 +433,7 @@ async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
     )
 
 
-async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: str | None) -> KnownJob:
+async def _resize(api: KubernetesClient, job: KnownJob, size: Size, token: str | None) -> KnownJob:
     """Return the job as changed. Raises ConflictError if it has changed since it was read."""
     owner, name = job.owner, job.owner["metadata"]["name"]
     status = status_of(job)
@@ -432,8 +441,8 @@ async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: s
         raise JobReplacedError(name)
     if is_leaving(owner) or status.has_ended:
         raise JobEndedError(name, "is ending" if is_leaving(owner) else f"has {status.phase}")
-    bounds(owner).check_size(instances)
-    return KnownJob(await resize_owner(api, owner, instances, status, job.pods), job.pods)
+    bounds(owner).check_size(size.instances)
+    return KnownJob(await resize_owner(api, owner, size, status, job.pods), job.pods)
 
 
 async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Origin, Phase, Scaling
+from edl_runtime.backends.interface import (
+    MAX_REASON_LENGTH,
+    SUSPENDED,
+    InstanceStatus,
+    JobStatus,
+    Origin,
+    Phase,
+    Scaling,
+)
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import DEFAULT_MAX_DISRUPTIONS
 from edl_runtime.backends.kubernetes.pod_status import (
@@ -196,12 +204,17 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
         resumes=_resumes(owner),
         pool=str(_variable(owner, "EDL_POOL").get("value") or ""),
         resized_at=float(resized_at) if resized_at else None,
+        resized_for=_resized_for(annotations),
         queue=_queue(owner),
         queue_resizes=bool(_queue(owner)) and is_gated_by_queue(template),
         node_selector=dict(mapping_at(template, "spec", "nodeSelector")),
         tolerations=tolerations_of(template),
         node_terms=_node_terms(template),
     )
+
+
+def _resized_for(annotations: Mapping[str, Any]) -> str:
+    return str(annotations.get(names.RESIZED_FOR) or "")[:MAX_REASON_LENGTH]
 
 
 def tolerations_of(template: Manifest) -> tuple[dict[str, Any], ...]:
@@ -419,7 +432,7 @@ def _creation_failure(owner: Manifest, refusals: Sequence[str]) -> str:
 def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     """Return the reason of a job where no instance has one."""
     if phase == "pending" and desired_instances(owner) == 0:
-        return SUSPENDED
+        return _resized_for(mapping_at(owner, "metadata", "annotations")) or SUSPENDED
     if phase == "pending":
         return "suspended"
     kinds = ("Failed", "FailureTarget") if phase == "failed" else ()

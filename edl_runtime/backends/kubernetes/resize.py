@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.interface import JobStatus
@@ -30,6 +30,13 @@ from edl_runtime.backends.kubernetes.pod_status import (
 from edl_runtime.errors import BackendError, counted
 
 
+class Size(NamedTuple):
+    """How many `instances` a job is to have, and why."""
+
+    instances: int
+    reason: str = ""
+
+
 def is_resized_alone(owner: Manifest, instances: int) -> bool:
     """Whether a resize depends on this Job alone, and on none of its pods: a running one, not in a queue.
 
@@ -40,24 +47,25 @@ def is_resized_alone(owner: Manifest, instances: int) -> bool:
 
 
 async def resize_owner(
-    api: KubernetesClient, owner: Manifest, instances: int, before: JobStatus, pods: Sequence[Manifest]
+    api: KubernetesClient, owner: Manifest, size: Size, before: JobStatus, pods: Sequence[Manifest]
 ) -> Manifest:
     """Record the size, and change the Job or Deployment; return it. `before`, `pods`: the job's, just read.
 
     Raises ConflictError if the owner has changed since, and BackendError for what Kueue would undo.
     """
-    size = {names.WANTED: str(instances)}
+    instances = size.instances
+    record = {names.WANTED: str(instances), names.RESIZED_FOR: size.reason}
     if instances != desired_instances(owner) and (instances or is_felt_when_suspended(before)):
-        size[names.RESIZED_AT] = repr(time.time())
+        record[names.RESIZED_AT] = repr(time.time())
     if owner["kind"] == "Job":
-        return await _resize_job(api, owner, instances, size, pods)
+        return await _resize_job(api, owner, instances, record, pods)
     there = pool_pods(pods)
     seen = {one.status.pod: one.status for one in pool_instances(there, time.time())}
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
     if 0 < instances < len(seen):  # the highest index leaves first
         unmarked = [pod for pod in there if not _has(pod, costs[pod["metadata"]["name"]]["annotations"])]
         await asyncio.gather(*(api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in unmarked))
-    resized = await api.set_if_same(owner, size, {"replicas": instances}, same=(names.WANTED, names.TOKEN))
+    resized = await api.set_if_same(owner, record, {"replicas": instances}, same=(names.WANTED, names.TOKEN))
     if instances > desired_instances(owner):  # replace those that had been given up
         given_up = [pod for pod in there if seen[pod["metadata"]["name"]].given_up]
         await asyncio.gather(*(api.delete(pod) for pod in given_up))
@@ -69,7 +77,7 @@ def _has(pod: Mapping[str, Any], annotations: Mapping[str, str]) -> bool:
 
 
 async def _resize_job(
-    api: KubernetesClient, owner: Manifest, instances: int, size: Mapping[str, str], pods: Sequence[Manifest]
+    api: KubernetesClient, owner: Manifest, instances: int, record: Mapping[str, str], pods: Sequence[Manifest]
 ) -> Manifest:
     """Change the number of a Job's indexes, or suspend it for 0.
 
@@ -81,7 +89,7 @@ async def _resize_job(
     if queue is not None:
         _check_queue(owner, queue, instances, pods)
     if instances == 0:
-        return await api.annotate(owner, size, {"suspend": True})
+        return await api.annotate(owner, record, {"suspend": True})
     if desired_instances(owner) == 0:
         await _release_suspended_pods(api, owner, pods)
     completions = completions_for(owner, instances)
@@ -92,7 +100,7 @@ async def _resize_job(
         "maxFailedIndexes": manifests.max_failed_indexes(completions, bounds(owner), elastic=elastic),
         **({} if started_elsewhere else {"suspend": False}),
     }
-    return await api.annotate(owner, size, spec)
+    return await api.annotate(owner, record, spec)
 
 
 def _check_queue(owner: Manifest, queue: str, instances: int, pods: Sequence[Manifest]) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from edl_runtime import locks
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, SubmitError, SupervisorError, UnknownJobError
 from edl_runtime.backends.interface import (
+    MAX_REASON_LENGTH,
     Capacity,
     JobStatus,
     LogLine,
@@ -55,6 +56,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
 
     instances: int
     token: str | None = None
+    reason: str = ""
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
@@ -146,13 +148,14 @@ class LocalBackend:
         except OSError as error:
             raise BackendError(f"the work folder {self._work.path} can't be read: {error.strerror}") from error
 
-    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, token: str | None = None, reason: str = "") -> JobStatus:
         status = await self.get(name)
         if token not in (None, status.token):
             raise JobReplacedError(name)
         if status.scaling:
             status.scaling.bounds.check_size(instances)
-        match reply := await _ask_supervisor(self._job(name), ResizeRequest(instances, token)):
+        request = ResizeRequest(instances, token, reason[:MAX_REASON_LENGTH])
+        match reply := await _ask_supervisor(self._job(name), request):
             case Accepted():
                 return reply.status
             case _:

@@ -130,8 +130,9 @@ class SupervisedJob:
         except SpecError:
             return Rejected("outside its bounds")
         before, scaling = self._status.wanted, self._status.scaling
-        if scaling and instances != before:
-            scaling = msgspec.structs.replace(scaling, resized_at=time.time())
+        if scaling:
+            at = scaling.resized_at if instances == before else time.time()
+            scaling = msgspec.structs.replace(scaling, resized_at=at, resized_for=request.reason)
         given_up = [slot.status.index for _, slot in sorted(self._slots.items()) if slot.status.given_up]
         living = [index for index in sorted(self._indexes) if index not in given_up]
         self._indexes = indexes_for(instances, living, given_up)
@@ -254,7 +255,7 @@ class SupervisedJob:
     def _failure(self) -> FailureDetail | None:
         """Return the failure of the first instance that has one, or that the job is suspended."""
         if self._status.is_suspended:
-            return FailureDetail(SUSPENDED)
+            return FailureDetail((self._status.scaling and self._status.scaling.resized_for) or SUSPENDED)
         return next((slot.failure for _, slot in sorted(self._slots.items()) if slot.failure), None)
 
     async def _run_once(self, slot: InstanceSlot) -> int:

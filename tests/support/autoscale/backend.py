@@ -51,7 +51,7 @@ class Jobs(LocalBackend):
         free = CPUS - sum(self.wanted.values())
         return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
 
-    async def resize(self, name: str, instances: int) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, reason: str = "") -> JobStatus:
         self._before_resize(self)
         if name in self.hang:
             raise BackendError(f"the supervisor of {name!r} does not answer")
@@ -59,5 +59,6 @@ class Jobs(LocalBackend):
             raise UnknownJobError(name)
         before = self.jobs[name]
         assert before.scaling
-        self.jobs[name] = job(name, before.scaling.bounds, 1.0, instances, resized_at=time.time(), kind=before.kind)
+        changed: dict[str, Any] = {"resized_at": time.time(), "resized_for": reason, "kind": before.kind}
+        self.jobs[name] = job(name, before.scaling.bounds, 1.0, instances, **changed)
         return self.jobs[name]

@@ -12,7 +12,7 @@ from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.registry.pools import PoolInfo, Quarantine, StudentInfo, TeacherInfo
 from edl_runtime.specs import Bounds
 
-SCALING = ("priority", "weight", "resumes", "pool", "resized_at", "queue", "queue_resizes", "node_selector")
+SCALING = set(Scaling.__struct_fields__) - {"bounds", "resources"}
 """Fields of a job's scaling."""
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()

@@ -474,6 +474,16 @@ def test_a_pool_has_as_many_as_its_students_need() -> None:
     assert reasons(closed) == {"teachers": "shrinks from 3 to 1: window 'day' allows 1"}
 
 
+def test_a_job_with_an_instance_that_cannot_start_does_not_grow() -> None:
+    """Another one would not start either; one that no node has room for yet is no such instance."""
+    waits = job("a", Bounds(1, 8), 1.0, 1, pending=1)
+    assert counts(planned([waits], 10.0)) == {"a": 8}
+    why = "instance 1 can't start: ErrImagePull: no such image"
+    stuck = msgspec.structs.replace(waits.instances[1], node="node", reason=why)
+    failing = msgspec.structs.replace(waits, instances=(waits.instances[0], stuck))
+    assert reasons(planned([failing], 10.0)) == {"a": f"stays at 2: {why}"}
+
+
 def test_who_has_ended_is_left_alone() -> None:
     """And those that shrink come before those that grow."""
     jobs = [

@@ -300,15 +300,6 @@ async def test_a_large_job_is_looked_at_less_often_than_others(monkeypatch: pyte
         assert namespace.reads["large"] <= reads + 1
 
 
-async def test_a_new_training_does_not_wait_for_a_rescaling_pass() -> None:
-    """A pass may wait for another one, or for Redis, for minutes."""
-    namespace = Namespace()
-    async with running(namespace) as running_one, running_one.passing:
-        await namespace.add("new")
-        async with asyncio.timeout(60):  # hangs otherwise
-            await namespace.until("new", "phase", "running")
-
-
 async def test_a_new_training_keeps_the_size_that_a_pass_gives_it_at_once() -> None:
     """Also between the record of its first size and its first status."""
     namespace = Namespace()

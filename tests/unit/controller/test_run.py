@@ -80,12 +80,10 @@ async def test_passes_go_on_after_one_that_fails(error: Exception, monkeypatch: 
         raise error
 
     monkeypatch.setattr(passes, "rescale", pass_)
-    controller: Any = SimpleNamespace(passing=asyncio.Lock(), resize_reasons={})
     backend: Any = SimpleNamespace(wait_for_change=wait_for_change)
     client: Any = None
     vitals = Vitals()
     going = Passes(
-        controller=controller,
         backend=backend,
         client=client,
         namespace="n",

@@ -13,13 +13,15 @@ from support.llm.processes import fake_teacher
 from support.network.certificates import Authority
 from support.network.ports import free_ports
 
-from edl_runtime.gateway.errors import FollowedPoolsError, TeacherFailedError
+from edl_runtime.gateway.errors import FollowedPoolsError, RequestTooLargeError, TeacherFailedError
 from edl_runtime.gateway.gateway import Gateway
 from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.pool import FollowedPool
-from edl_runtime.gateway.requests import ALL_KINDS
+from edl_runtime.gateway.requests import ALL_KINDS, Chat
+from edl_runtime.gateway.room import Room
 from edl_runtime.gateway.teachers import LlmTeacher
 from edl_runtime.protocol.llm import LlmServer, llm_signature
+from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
@@ -28,6 +30,7 @@ from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import connect
 
 SERVER = LlmServer(kind="vllm")
+MEMBER = Member(id="1", address="vllm+http://127.0.0.1:1/fake", signature=llm_signature("fake", SERVER, ()))
 
 
 @pytest.fixture
@@ -80,14 +83,54 @@ async def test_a_teacher_without_tls_gets_no_token_where_authorities_are_set(
         assert not fake.asked("requests")
 
 
+async def test_an_invented_pool_leaves_redis_soon_after_its_last_request(
+    settings: RuntimeSettings, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one is followed for longer, as its teachers' tests cost them time."""
+    monkeypatch.setattr("edl_runtime.gateway.gateway.EMPTY_IDLE_S", 0.0)
+    monkeypatch.setattr("edl_runtime.gateway.gateway.SWEEP_EVERY_S", 0.01)
+    service, directory = Service(settings.namespace, "real"), Directory(redis, settings.namespace)
+    async with TeacherClient(settings) as http, hold_lease(redis, service, MEMBER, ttl_s=60.0):
+        gateway = Gateway(redis, http, settings, wait_s=0.0)
+        for name in ("invented", "real"):
+            async with gateway.pool(name) as pool:
+                await pool.is_healthy()
+        assert "invented" in await directory.pools()
+        sweeping = asyncio.create_task(gateway.run())
+        async with asyncio.timeout(60):  # hangs otherwise
+            while "invented" in await directory.pools():  # noqa: ASYNC110 - Redis has no event of it
+                await asyncio.sleep(0.01)
+        assert gateway.pools.keys() == {"real"}
+        left = [key async for key in redis.scan_iter(f"*{settings.namespace}*invented*")]
+        assert all([await redis.ttl(key) > 0 for key in left]), "counters of a name go a day later"
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+
+
+async def test_an_answer_is_held_as_it_comes(settings: RuntimeSettings, redis: Redis) -> None:
+    """By what parsing takes; a request whose answer is beyond its share fails without the rest of it being read."""
+    with fake_teacher() as fake:
+        member = msgspec.structs.replace(MEMBER, address=fake.address)
+        service = Service(settings.namespace, "p")
+        async with TeacherClient(settings) as http, hold_lease(redis, service, member, ttl_s=60.0):
+            pool = FollowedPool("p", redis, http, settings, wait_s=60.0)
+            pool.start()
+            chat = Chat(b'{"messages": [{"role": "user", "content": "hello"}]}')
+            with Room(1 << 20, 1 << 20).opened("p", "me", 0.0) as holding:
+                answer = await pool.answer(chat, holding)
+                assert holding.size == len(answer) * chat.answer_takes
+            with Room(len(answer), len(answer)).opened("p", "me", 0.0) as holding, pytest.raises(RequestTooLargeError):
+                await pool.answer(chat, holding)
+            await pool.stop()
+
+
 async def test_invented_pools_leave_half_of_the_places_to_real_ones(
     settings: RuntimeSettings, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once half of the places are taken, only a pool with teachers is followed."""
     monkeypatch.setattr("edl_runtime.gateway.gateway.POOL_LIMIT", 4)
     service = Service(settings.namespace, "real")
-    member = Member(id="1", address="vllm+http://127.0.0.1:1/fake", signature=llm_signature("fake", SERVER, ()))
-    async with TeacherClient(settings) as http, hold_lease(redis, service, member, ttl_s=60.0):
+    async with TeacherClient(settings) as http, hold_lease(redis, service, MEMBER, ttl_s=60.0):
         gateway = Gateway(redis, http, settings, wait_s=0.0)
         for name in ("one", "two"):
             async with gateway.pool(name):

@@ -62,6 +62,17 @@ def test_a_body_takes_no_more_memory_than_is_reckoned(body: bytes) -> None:
     assert most < memory_of(body) - len(body)
 
 
+PADDED = {"sequences": [[1] * 4000, *[[1]] * 60_000], "prompt_lengths": [0] * 60_001, "top_logprobs": 1}
+
+
+def test_a_binary_answer_that_padding_makes_huge_is_refused() -> None:
+    """All rows are as long as the longest one: 359 KB of request took 3.2 GB. As JSON they have their own lengths."""
+    model = PoolModel("net", LlmServer(kind="vllm", max_logprobs=20, logprobs_mode="processed_logprobs"))
+    SequenceLogprobs(msgspec.json.encode(PADDED)).check(model)
+    with pytest.raises(RequestRefusedError, match=r"as binary takes 3,662 MiB, as all of its 60,001 rows.* are 256"):
+        SequenceLogprobs(msgspec.json.encode(PADDED | {"response_format": "binary"})).check(model)
+
+
 def asked(request: Request, kind: Any, rows: range = range(1, 2)) -> Any:
     """Return the JSON that a teacher is asked."""
     request.check(MODEL)

@@ -34,6 +34,13 @@ async def begun(held: list[Any], count: int) -> None:
             await asyncio.sleep(0)
 
 
+async def test_the_ports_of_a_teacher_share_one_room_for_bodies() -> None:
+    """What one port's callers hold is not there for those of the others, whatever their protocol."""
+    server, requests, _ = teacher()
+    ports = [requests, LocalRequests(server)]  # as of gRPC and of Paddle Serving
+    assert all(port.memory is server.side_memory for port in ports)
+
+
 async def test_requests_wait_for_slots_and_free_them() -> None:
     server, requests, held = teacher(slots=2)
     asked = [asyncio.create_task(requests.infer({"x": X + number}, [])) for number in range(3)]
