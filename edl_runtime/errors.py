@@ -64,8 +64,8 @@ def _shown(value: object) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return so many of something, as in "1 instance" or "1,200 steps"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """Return so many of something, as in "1 instance" or "3 teachers"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def clipped(text: str, most: int = MOST_SHOWN) -> str:
