@@ -87,7 +87,7 @@ class Resize(_JobAction, frozen=True, kw_only=True):
 
     async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
         status = await client.backend.resize(job.name, self.instances, token=job.token)
-        return Result(f"{job.name} will have {_instances(status.wanted)}.")
+        return Result(f"{job.name} will have {counted(status.wanted, 'instance')}.")
 
 
 class Suspend(_JobAction, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ class Resume(_JobAction, frozen=True, kw_only=True):
         if not job.is_suspended or job.scaling is None:
             raise RefusedError(f"{job.name} is not suspended.")
         status = await client.backend.resize(job.name, job.scaling.bounds.min, token=job.token)
-        return Result(f"{job.name} resumes with {_instances(status.wanted)}.")
+        return Result(f"{job.name} resumes with {counted(status.wanted, 'instance')}.")
 
 
 class Checkpoint(_JobAction, frozen=True, kw_only=True):
@@ -266,7 +266,3 @@ async def _task_of(job: JobStatus | None) -> TaskKey:
     tasks = await asyncio.to_thread(tasks_of_tries, [a_try])
     found = tasks.get(a_try)
     return found if found and found.dag_id == dag_id else TaskKey(dag_id=dag_id)
-
-
-def _instances(count: int) -> str:
-    return counted(count, "instance")
