@@ -71,15 +71,19 @@ async def all_ended(*waits: Coroutine[Any, Any, T]) -> list[T]:
 
 
 async def first_completed(*waits: Coroutine[Any, Any, T]) -> T:
-    """Return what the first to end returns, or raise what it raises; the others are cancelled."""
+    """Return what the first to end returns, or raise what it raises; the others are cancelled.
+
+    Of several that end at once a failure counts, else what the first of `waits` returns.
+    """
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task.done()]
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    return done.pop().result()
+    return next((task for task in ended if task.cancelled() or task.exception()), ended[0]).result()
 
 
 async def unless_stopped(stop: asyncio.Event, wait: Coroutine[Any, Any, T]) -> T | None:

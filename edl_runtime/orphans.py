@@ -32,6 +32,9 @@ GRACE_S = 180.0
 NOTE_KEPT_S = 3600
 """How long a note is kept."""
 
+MOST_BYTES = 1 << 16
+"""Of a note; a longer one can't be read."""
+
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """A job whose task has left it.
@@ -97,7 +100,7 @@ async def read_notes(client: Redis, namespace: str, jobs: Sequence[JobStatus]) -
     reading = [keys.orphan(namespace, job.name) for job in asked]
     async with client.pipeline(transaction=False) as commands:
         for key in reading:
-            commands.get(key)
+            commands.getrange(key, 0, MOST_BYTES)
         contents = await answers_of_each(client, commands, [(key,) for key in reading])
     notes = [None if isinstance(each, MalformedRecordError) else decode_record(each, Orphan) for each in contents]
     pairs = zip(asked, notes, strict=True)

@@ -11,7 +11,14 @@ import msgspec
 
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import answers_of_each, decode_record, readable, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import (
+    answers_of_each,
+    decode_record,
+    readable,
+    run_script,
+    run_script_on_each,
+    unavailable_if_lost,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -37,6 +44,10 @@ LIMIT_LOGGED_AS = "job.limit"
 
 MOST_BYTES = 1 << 20
 """Of a report; a longer one can't be read, as all jobs' reports are read at once."""
+
+MOST_READERS = 10_000
+MOST_READERS_BYTES = 4 << 20
+"""Of the reports of a job's readers; what does not fit in is left out."""
 
 MOST_CURVE_BYTES = 4 << 20
 """Of a curve; points that do not fit in are left out, those of earlier steps first."""
@@ -248,10 +259,9 @@ async def read_each_progress(
             if report:
                 found[job] = report
         of_runs = {job: report for job, report in found.items() if isinstance(report, Progress) and report.run}
-        reading = [keys.readers_progress(namespace, job, report.run) for job, report in of_runs.items()]
-        for key in reading:
-            asked.hvals(key)
-        readers = await answers_of_each(client, asked, [(key,) for key in reading])
+    reading = [keys.readers_progress(namespace, job, report.run) for job, report in of_runs.items()]
+    limits = [MOST_READERS, MOST_READERS_BYTES]
+    readers = await run_script_on_each(client, "progress_readers", [(key,) for key in reading], limits)
     for (job, report), records in zip(of_runs.items(), readers, strict=True):
         if isinstance(records, MalformedRecordError):
             found[job] = records

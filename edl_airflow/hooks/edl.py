@@ -90,12 +90,9 @@ class EdlHook(BaseHook):
             version, warning = asyncio.run(_ask_redis(edl_connection))
         except (EdlError, OSError) as error:
             return False, str(error)
-        if version < REDIS_AT_LEAST:
-            return (
-                False,
-                f"Redis is {'.'.join(map(str, version))}, required is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
-            )
-        good = f"Redis {'.'.join(map(str, version))} answers, and {backend}"
+        if version_numbers(version) < REDIS_AT_LEAST:
+            return False, f"Redis is {version}, required is {'.'.join(map(str, REDIS_AT_LEAST))} or newer"
+        good = f"Redis {version} answers, and {backend}"
         return True, f"{good}. Warning: {warning}" if warning else good
 
 
@@ -122,7 +119,13 @@ def _check_backend(place: BackendRef) -> str:
     return f"namespace {place.namespace!r} has {len(jobs)} jobs and pools"
 
 
-async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], str]:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a server's version begins with, as in "7.2.4-rc1"; empty if it begins otherwise."""
+    begin = re.match(r"\d+(\.\d+)*", version, re.ASCII)
+    return tuple(map(int, begin[0].split("."))) if begin else ()
+
+
+async def _ask_redis(edl_connection: EdlConnection) -> tuple[str, str]:
     """Return Redis's version, and a warning if it may evict keys."""
     from redis.exceptions import RedisError
 
@@ -139,7 +142,7 @@ async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], st
         raise RegistryUnavailableError(address_of(edl_connection.redis_url), str(error)) from error
     finally:
         await client.aclose()
-    return tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]), warning
+    return str(info["redis_version"]), warning
 
 
 def _check_folder(folder: Path) -> None:

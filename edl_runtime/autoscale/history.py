@@ -13,7 +13,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -44,8 +44,6 @@ KEPT_S = 7 * 24 * 3600
 
 HOLDS_S = 900.0
 """A point holds until the next one, and for at most this long; after that nothing was observed."""
-
-_FIELD = "point"
 
 
 class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,25 +100,25 @@ async def record_point(client: Redis, namespace: str, place: str, seen: HistoryP
 async def read_points(client: Redis, namespace: str, place: str, *, since: float) -> list[HistoryPoint]:
     """Return the points from `since` (Unix seconds), oldest first, with the one that held at `since`, if any.
 
+    Of more than the newest `MOST_POINTS`, and of more than `MOST_BYTES`, the rest is left out.
+
     Raises RegistryUnavailableError.
     """
     key = keys.history(namespace, place)
     first = max(1, math.floor(since * 1000))
-    with unavailable_if_lost(client, key):
-        before: Any = await client.xrevrange(
-            key, max=f"({first}-0", min=str(max(0, first - int(HOLDS_S * 1000))), count=1
-        )
-        after: Any = await client.xrange(key, min=f"{first}-0")
-    return await asyncio.to_thread(_points, (*before, *after))  # megabytes of JSON
+    after: list[str | int] = ["+", f"{first}-0", MOST_POINTS, MOST_BYTES]
+    before: list[str | int] = [f"({first}-0", max(0, first - int(HOLDS_S * 1000)), 1, MOST_BYTES]
+    found = [await run_script(client, "history_points", [key], limits) for limits in (after, before)]
+    return await asyncio.to_thread(_points, [*found[1], *reversed(found[0])])  # megabytes of JSON
 
 
-def _points(entries: Iterable[tuple[str, Mapping[str, str]]]) -> list[HistoryPoint]:
+def _points(entries: Iterable[tuple[str, str]]) -> list[HistoryPoint]:
     return [found for entry in entries if (found := _point(*entry))]
 
 
-def _point(entry: str, fields: Mapping[str, str]) -> HistoryPoint | None:
+def _point(entry: str, content: str) -> HistoryPoint | None:
     """Return a stream entry as a point; None for one that this version can't read."""
-    found = decode_record(fields.get(_FIELD), HistoryPoint)
+    found = decode_record(content, HistoryPoint)
     return found and _dated(found, int(entry.partition("-")[0]) / 1000)
 
 
@@ -266,5 +264,5 @@ async def last_pass(client: Redis, namespace: str, place: str) -> RescaleOutcome
     """
     key = keys.plan(namespace, place)
     with unavailable_if_lost(client, key):
-        kept = await client.get(key)
+        kept = await client.getrange(key, 0, MOST_BYTES)
     return decode_record(kept, RescaleOutcome)

@@ -340,6 +340,8 @@ class FollowedPool:
                 teacher.fail(str(error))
             except TeacherFailedError as error:
                 teacher.fail(error.reason)
+            except Exception as error:  # noqa: BLE001 -- else nobody would learn of it, and the teacher stay untested
+                teacher.fail(f"its self-test can't be made: {type(error).__name__}: {error}")
             else:
                 teacher.health.note_answer(began)
                 teacher.tested = True

@@ -22,6 +22,10 @@ local function now_ms()
   return (tick_of(KEYS[7], math.huge, 0))
 end
 
+-- Of a service so many members, and so many bytes of their records or reports, are read: whoever may write to its keys can write
+-- megabytes.
+local MOST_MEMBERS, MOST_BYTES = 10000, 4 * 1024 * 1024
+
 local function announce(what, id)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', what, id)
   redis.call('HSET', KEYS[7], 'changed', redis.call('HGET', KEYS[7], 'clock'))

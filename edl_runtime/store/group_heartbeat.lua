@@ -9,7 +9,8 @@
 --                  none; stop and outcome, if any; finished and left, ids
 --
 -- Answers {'registered', fence, now in ms, JSON of [state, leases, records, beats]}, these four as flat lists, in one text
--- because clients take long to read hundreds; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
+-- because clients take long to read hundreds; {'superseded'}: a later agent has the index; {'taken', ms}: another run has the
+-- job, and a lease of its members lasts so long.
 
 -- How many numbers of generations are skipped when an older copy of Redis's data is used. There is less than one a second, and
 -- Redis's replicas are some seconds late at most.
@@ -54,20 +55,18 @@ local now, wall = tick(ttl, known.clock)
 
 -- An earlier run that has ended, or has no members left, is replaced by this one; generation numbers are not reused.
 local run = get('run')
-if run ~= given.run then
-  unset('overtime', 'overtime_at', 'late_announced') -- that run's members may be dead
-end
 if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   purge(now)
   local alive = redis.call('EXISTS', KEYS[1]) == 1
   if run and run ~= given.run and alive and not get('outcome') then
-    return {'taken'}
+    return {'taken', number('ttl') + number('overtime')}
   end
   if run ~= given.run or not alive then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
       'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized',
-      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow', 'failures')
+      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow', 'overtime',
+      'overtime_at', 'late_announced', 'failures')
   end
   set('run', given.run)
 end

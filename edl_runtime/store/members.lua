@@ -3,7 +3,7 @@
 --   KEYS: as listed in _registry.lua
 --
 -- Answers {records, contract or '', ms until the first lease expires or -1, id of the oldest event, of the newest};
--- '0-0' for both without events.
+-- '0-0' for both without events. What is too long is left out.
 
 local now = now_ms()
 purge(now)
@@ -15,4 +15,11 @@ if first[2] then
 end
 local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1] or {'0-0'}
 local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1] or {'0-0'}
-return {redis.call('HVALS', KEYS[2]), redis.call('GET', KEYS[3]) or '', wait_ms, oldest[1], newest[1]}
+local records, room = {}, MOST_BYTES
+for _, record in ipairs(redis.call('HVALS', KEYS[2])) do
+  if #records < MOST_MEMBERS and #record <= room then
+    room = room - #record
+    records[#records + 1] = record
+  end
+end
+return {records, redis.call('GETRANGE', KEYS[3], 0, MOST_BYTES), wait_ms, oldest[1], newest[1]}

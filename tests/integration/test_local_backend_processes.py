@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -130,6 +131,38 @@ async def test_a_killed_wrapper_takes_its_command_with_it(backend: LocalBackend,
     wrapper.kill()
     await reach(backend, "job", lambda status: [one.restarts for one in status.instances] == [1])
     assert is_gone(command)
+
+
+TRACEABLE = """
+import ctypes, time
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: any process may trace it
+print("up", flush=True)
+time.sleep(600)
+"""
+PTRACE_SEIZE = 0x4206
+
+
+async def test_an_orphan_that_does_not_end_holds_up_nobody(backend: LocalBackend, work_dir: Path) -> None:
+    """As one in a system call of a hung NFS: its parent can't reap it, as while another process traces it.
+
+    The supervisor answers, and the instance is started again.
+    """
+    await backend.submit(job(TRACEABLE, work_dir), token="mine", secrets={})
+    await wait_for_line(backend, "up")
+    [wrapper] = supervisor(work_dir).children()
+    [command] = wrapper.children()
+    if ctypes.CDLL(None).ptrace(PTRACE_SEIZE, command.pid, None, None) < 0:
+        pytest.skip("this machine allows no tracing")
+    try:
+        wrapper.kill()
+        wait_until(lambda: is_gone(command))
+        await backend.resize("job", 2)
+        await reach(backend, "job", lambda status: [one.restarts for one in status.instances] == [1, 0])
+        assert command.pid in [child.pid for child in supervisor(work_dir).children()]
+    finally:
+        command.kill()
+        os.waitpid(command.pid, 0)  # noqa: ASYNC222 - it is dead
+    wait_until(lambda: not command.is_running())
 
 
 async def test_a_submit_leaves_the_caller_no_child(backend: LocalBackend, work_dir: Path) -> None:

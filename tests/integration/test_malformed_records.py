@@ -13,9 +13,15 @@ from structlog.testing import capture_logs
 from support.registry.followers import POOL, registered, student, wait_for_log
 
 from edl_runtime import progress
+from edl_runtime.autoscale import history
+from edl_runtime.autoscale.history import HistoryPoint, RescaleOutcome, last_pass, read_points
+from edl_runtime.autoscale.planner import RescalingPlan
 from edl_runtime.autoscale.traffic.sources.learner import _cached_profile
+from edl_runtime.backends.interface import JobStatus, Origin
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.rendezvous import redis_store
+from edl_runtime.elastic.rendezvous.group_status import group_status
+from edl_runtime.orphans import Orphan, read_notes
 from edl_runtime.progress import Progress
 from edl_runtime.registry import directory, lease
 from edl_runtime.registry.directory import Directory
@@ -88,6 +94,81 @@ async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
 async def test_an_unreadable_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
     """And whoever reads it goes on."""
     assert not await found(client, namespace, nonsense)
+
+
+def without_end(record: object) -> str:
+    """Return a record that is whole, after more than is read of anything."""
+    return " " * (5 << 20) + msgspec.json.encode(record).decode()
+
+
+async def test_members_and_reports_without_end_take_nothing_from_others(client: Redis, namespace: str) -> None:
+    """A pool's readers are students, the page in Airflow, and whoever else looks at all pools."""
+    service = Service(namespace, "p")
+    async with (
+        hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0),
+        hold_lease(client, service, Member(id="t1", address="h:2"), ttl_s=600.0),
+    ):
+        records, reports = (keys.service_key(service, part) for part in ("records", "reports"))
+        (now_s, _) = await client.time()
+        said = {"at": now_s, "busy": 0.5, "over_s": 10.0}
+        await client.hset(records, "t0", without_end(Member(id="t0", address="h:1")))
+        await client.hset(reports, "t0", without_end(said))
+        await client.hset(reports, "t1", msgspec.json.encode(said))
+        assert [one.id for one in await Directory(client, namespace).members("p")] == ["t1"]
+        reported = (await read_demands(client, namespace, ["p"]))["p"].teachers
+        assert [reported["t0"], reported["t1"] and reported["t1"].busy] == [None, 0.5]
+        many = {f"m{number}": msgspec.json.encode(Member(id=f"m{number}", address="h:3")) for number in range(10_100)}
+        await client.hset(records, mapping=many)
+        await client.zadd(keys.service_key(service, "leases"), dict.fromkeys(many, 1e15))
+        assert len(await Directory(client, namespace).members("p")) == 10_000
+        assert len((await read_demands(client, namespace, ["p"]))["p"].teachers) == 10_000
+        await client.delete(keys.service_key(service, "leases"))
+
+
+async def test_a_job_s_records_without_end_count_as_none(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of one reader, a field of its group's state, and the note of an orphan; all else is read."""
+    reader = Progress(step=1, updated_at=1.0, run="run", cached=3)
+    of_readers = {"0": without_end(reader), "1": msgspec.json.encode(reader)}
+    await client.set(keys.progress(namespace, "job"), msgspec.json.encode(reader))
+    await client.hset(keys.readers_progress(namespace, "job", "run"), mapping=of_readers)
+    found = await progress.read_progress(client, namespace, "job")
+    assert found
+    assert found.cached == 3
+    await client.hset(keys.readers_progress(namespace, "job", "run"), mapping=dict.fromkeys(range(3), of_readers["1"]))
+    monkeypatch.setattr(progress, "MOST_READERS", 2)
+    found = await progress.read_progress(client, namespace, "job")
+    assert found
+    assert found.cached == 6
+    state = {"run": "r", "wall": "1", "current": "7", "waits": without_end(""), "stop": "deadline"}
+    await client.hset(keys.group_state(namespace, "job"), mapping=state)
+    status = await group_status(client, namespace, "job")
+    assert status
+    assert (status.waits, status.generation, status.stop) == ("", 7, "deadline")
+    await client.set(keys.orphan(namespace, "job"), without_end(Orphan(token="", why="", since=1.0)))
+    origin = Origin(airflow="a", dag_id="d", run_id="r", task_id="t")
+    job = JobStatus(
+        name="job", kind="trainer", phase="running", token="", digest="", wanted=1, origin=origin, created_at=1.0
+    )
+    assert await read_notes(client, namespace, [job]) == {}
+
+
+async def test_what_a_place_has_without_end_counts_as_none(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A point of its past, and its last pass."""
+    monkeypatch.setattr(history, "MOST_BYTES", 4 << 20)
+    point, key = HistoryPoint(jobs={}, use={}), keys.history(namespace, "place")
+    for second, content in enumerate([msgspec.json.encode(point), without_end(point), msgspec.json.encode(point)], 1):
+        await client.xadd(key, {"point": content}, id=f"{second}000-0")
+    assert [one.at for one in await read_points(client, namespace, "place", since=0.0)] == [1.0, 3.0]
+    assert [one.at for one in await read_points(client, namespace, "place", since=2.5)] == [3.0]
+    monkeypatch.setattr(history, "MOST_POINTS", 1)
+    assert [one.at for one in await read_points(client, namespace, "place", since=0.0)] == [3.0]
+    done = RescaleOutcome(plan=RescalingPlan(at=1.0, capacity={}))
+    await client.set(keys.plan(namespace, "place"), without_end(done))
+    assert await last_pass(client, namespace, "place") is None
 
 
 async def test_a_key_of_another_type_is_named(client: Redis, namespace: str) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from support.redis_clock import later, take_time_from_a_key
 
 from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError, NoCheckpointError
+from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, LastFailure, group_status, has_live_agents
 from edl_runtime.elastic.rendezvous.news import GroupNews
@@ -205,17 +207,24 @@ async def test_one_that_is_late_alone_has_no_longer_lease(client: Redis, namespa
     assert "late" not in await kinds(client, namespace)
 
 
-async def test_a_job_whose_instances_were_late_is_soon_free_when_they_are_dead(client: Redis, namespace: str) -> None:
-    """For another submission of it, which they may no longer answer."""
+async def test_a_job_whose_instances_were_late_is_free_after_a_longer_lease(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For another submission of it, whose instances wait so long, and begin with leases as short as any."""
     agents = await group(client, namespace, 3, run="monday")
     await beat_in_turn(agents, 5.0)
-    assert agents[-1].view.stretch > 5
-    new, answers = Agent(client, namespace, 0, "b", run="tuesday"), []
-    new.membership._id = new.record.id
-    for _ in range(4):
-        await later(client, 60.0)  # of which a third of a lease counts
-        answers += [(await new.membership._heartbeat(new.record))[0]]
-    assert answers == ["taken", "taken", "registered", "registered"]
+    assert agents[-1].view.stretch == 6
+    waited_s = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal waited_s
+        waited_s += seconds
+        await later(client, seconds)
+
+    monkeypatch.setattr(redis_store, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(redis_store, "time", SimpleNamespace(monotonic=lambda: waited_s))
+    assert (await Agent(client, namespace, 0, "b", run="tuesday").heartbeat()).stretch == 1
+    assert waited_s == pytest.approx(18.0)
 
 
 async def test_the_later_agent_of_an_instance_counts(client: Redis, namespace: str) -> None:

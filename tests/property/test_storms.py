@@ -9,8 +9,8 @@ import pytest
 from support.elastic.group_simulation import LEASE_S, TICK_S, World, starving
 from support.redis_clock import take_time_from_a_key
 
-from edl_runtime.elastic.rendezvous.generation import Timeouts
-from edl_runtime.elastic.rendezvous.redis_store import read_events
+from edl_runtime.elastic.rendezvous.generation import Timeouts, TrainerMember
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore, read_events
 from edl_runtime.specs import Bounds
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
@@ -55,6 +55,24 @@ async def test_generations_that_get_nowhere_come_ever_more_slowly(world: World) 
     assert len(world.published) <= 14
     for before, after in pairwise(world.published.values()):
         assert after.proposed_at - before.proposed_at >= world.times.apart_s(after.setbacks)
+
+
+@pytest.mark.parametrize("longest_s", [4.0, 6.0])
+@pytest.mark.parametrize("instances", [1, 2, 8])
+async def test_a_stray_submission_takes_nothing_from_a_slow_job(world: World, instances: int, longest_s: float) -> None:
+    """Instances that are later than their first lease are not dead, whoever else would like to have the job."""
+    world.starve = starving(longest_s)
+    await start(world, instances, plain=True)
+    await world.run(STORM_S / 4)
+    before = world.highest
+    stray = RendezvousStore(world.client, "n", "job", run="stray", ttl_s=LEASE_S)
+    stray._id = "0-stray"
+    record = TrainerMember(id=stray._id, index=0)
+    for _ in range(round(STORM_S / 4 / TICK_S)):
+        assert (await stray._heartbeat(record))[0] == "taken"
+        await world.run(TICK_S)
+    assert "gone" not in [event.kind for event in await read_events(world.client, "n", "job")]
+    assert world.highest == before
 
 
 @pytest.mark.parametrize("dead", [1, 5])

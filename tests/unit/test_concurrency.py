@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edl_runtime.concurrency import SharedInLoop, all_completed, all_ended
+from edl_runtime.concurrency import SharedInLoop, all_completed, all_ended, first_completed
 
 
 class Closed(list[list[str]]):
@@ -96,3 +96,17 @@ async def test_a_cancellation_beside_a_failure_is_not_lost() -> None:
             trying.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trying
+
+
+@pytest.mark.parametrize("count", [2, 5])
+async def test_of_several_that_end_at_once_the_first_counts(count: int) -> None:
+    """An answer is not dropped for what only says that nobody waits for it any more."""
+    for _ in range(20):
+        assert await first_completed(*(asyncio.sleep(0, number) for number in range(count))) == 0
+
+
+async def test_a_failure_counts_more_than_what_ends_with_it() -> None:
+    """Nobody would learn of it else."""
+    for _ in range(20):
+        with pytest.raises(ValueError, match="no"):
+            await first_completed(asyncio.sleep(0, 1), _failing("no"), asyncio.sleep(0, 2))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from edl_runtime.backends.errors import ConflictError
 from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.client import KubernetesClient
+from edl_runtime.errors import BackendError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.settings import KEPT_LOGS
@@ -26,8 +28,8 @@ MAX_LINES = 2000
 MAX_BYTES = 512 * 1024
 """Compressed size of a job's log: a ConfigMap holds 1 MiB."""
 
-MAX_CHARACTERS = 32 * MAX_BYTES
-"""Of a job's log before it is compressed; more is not tried, as it seldom fits and takes seconds."""
+MAX_UNPACKED_BYTES = 32 * MAX_BYTES
+"""Size of a job's log before it is compressed; more is not tried, as it seldom fits and takes seconds, nor unpacked."""
 
 _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
@@ -89,11 +91,15 @@ async def archive_log(
 
 
 async def read_archived_log(api: KubernetesClient, job: str) -> ArchivedLog | None:
-    """Return the log of a deleted job, None if there is none."""
-    kept = await api.get("ConfigMap", names.archive_name(job))
+    """Return the log of a deleted job, None if there is none. Raises BackendError for one that we have not written."""
+    name = names.archive_name(job)
+    kept = await api.get("ConfigMap", name)
     if kept is None or not _is_log_of(kept, job):
         return None
-    lines = await asyncio.to_thread(_unpack, kept.get("binaryData", {}).get("lines", ""))
+    try:
+        lines = await asyncio.to_thread(_unpack, kept.get("binaryData", {}).get("lines", ""))
+    except (ValueError, zlib.error) as error:
+        raise BackendError(f"the log of {job!r} in the ConfigMap {name} can't be read: {error}") from None
     return ArchivedLog(lines, _annotations(kept).get(_OWNER, ""))
 
 
@@ -119,12 +125,20 @@ def _pack(lines: Sequence[LogLine]) -> str:
     most = min(MAX_LINES, max(map(len, of_each.values()), default=0))
     while True:
         kept = [line for _, of_one in sorted(of_each.items()) for line in (of_one[-most:] if most else [])]
-        if sum(len(line.text) for line in kept) <= MAX_CHARACTERS:
-            packed = gzip.compress(msgspec.json.encode(kept))
-            if len(packed) <= MAX_BYTES or not most:
+        if sum(len(line.text) for line in kept) <= MAX_UNPACKED_BYTES:
+            content = msgspec.json.encode(kept)
+            packed = gzip.compress(content) if len(content) <= MAX_UNPACKED_BYTES else b""
+            if 0 < len(packed) <= MAX_BYTES:
                 return base64.b64encode(packed).decode()
         most = most * 3 // 4
 
 
 def _unpack(packed: str) -> list[LogLine]:
-    return _decoder.decode(gzip.decompress(base64.b64decode(packed)))
+    """Return the lines. Raises ValueError and zlib.error for what is damaged, or larger than `_pack` makes it."""
+    unpacker = zlib.decompressobj(wbits=31)  # gzip
+    content = unpacker.decompress(base64.b64decode(packed), MAX_UNPACKED_BYTES + 1)
+    if len(content) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"it has more than {MAX_UNPACKED_BYTES >> 20} MiB")
+    if not unpacker.eof:
+        raise ValueError("it ends early")
+    return _decoder.decode(content)

@@ -32,14 +32,22 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_descendants(spare: Container[int] = ()) -> None:
-    """Kill and reap all descendants but the children in `spare`. Needs `adopt_orphans()`, so Linux only."""
+def kill_descendants(spare: Container[int] = (), *, options: int = 0) -> bool:
+    """Kill and reap all descendants but the children in `spare`; return whether none is left.
+
+    `options`: of waitpid, WNOHANG to return before all have died: one may live on for long, in a call to a driver or to
+    NFS. Needs `adopt_orphans()`, so Linux only.
+    """
     # grandchildren become children as their parents die, hence the loop
     while left := [pid for pid in children() if pid not in spare]:
+        dying = 0
         for pid in left:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                dying += os.waitpid(pid, options)[0] == 0
+        if dying == len(left):
+            return False
+    return True
 
 
 def children() -> Iterator[int]:

@@ -26,6 +26,7 @@ from edl_runtime.backends.interface import InstanceStatus
 from edl_runtime.backends.local import instance_wrapper
 from edl_runtime.backends.local.backend import NODE_NAME
 from edl_runtime.backends.local.job_folders import NO_SPACE, JobFolder, full_folders, tail
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.specs import JobSpec
 
 _HOUR_S = 3600.0
@@ -73,7 +74,7 @@ class InstanceSlot:
 
 
 KILL_TIMEOUT_S = 5.0
-"""How long an instance's wrapper may take to kill its descendants before it is killed itself."""
+"""How long an instance's wrapper may take to kill its descendants before it is killed itself, and these then to end."""
 
 
 def start_wrapped(
@@ -115,12 +116,16 @@ def start_wrapped(
 
 
 class InstanceProcess:
-    """A running instance: its wrapper's process and the lifeline that keeps it alive."""
+    """A running instance: its wrapper's process and the lifeline that keeps it alive.
 
-    def __init__(self, wrapper: subprocess.Popen[bytes], lifeline: int) -> None:
+    `no_orphans`: set while nothing is left of those whose wrapper was killed.
+    """
+
+    def __init__(self, wrapper: subprocess.Popen[bytes], lifeline: int, no_orphans: asyncio.Event) -> None:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wrapper = wrapper
         self._lifeline = lifeline
+        self._no_orphans = no_orphans
 
     @property
     def pid(self) -> int:
@@ -136,7 +141,10 @@ class InstanceProcess:
         return True
 
     async def run(self, leave: asyncio.Event, grace_s: float) -> int:
-        """Wait for the exit code. Once `leave` is set, terminate the instance, and kill it after `grace_s`."""
+        """Wait for the exit code. Once `leave` is set, terminate the instance, and kill it after `grace_s`.
+
+        Then nothing of it runs any more, unless the system does not end it in `KILL_TIMEOUT_S`.
+        """
         leaving = asyncio.create_task(leave.wait())
         first: list[asyncio.Future[Any]] = [self.ended, leaving]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +157,9 @@ class InstanceProcess:
             await asyncio.wait([self.ended], timeout=KILL_TIMEOUT_S)
         if not self.ended.done():
             self._wrapper.kill()  # the supervisor adopts its orphans, and kills them when it is reaped
-        return await self.ended
+        exit_code = await self.ended
+        await wait_for_event(self._no_orphans, KILL_TIMEOUT_S)
+        return exit_code
 
     def _close_lifeline(self) -> None:
         if self._lifeline >= 0:
@@ -168,9 +178,11 @@ class ProcessTable:
         self._lock = lock
         self._running: dict[int, InstanceProcess] = {}
         self._others: set[int] = set()
+        self._no_orphans = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._others = set(instance_wrapper.children())
+        self._no_orphans.set()
         instance_wrapper.adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         return self
@@ -190,7 +202,7 @@ class ProcessTable:
         """
         with log.open("ab") as output:
             started = start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock, to_group=to_group)
-        process = InstanceProcess(*started)
+        process = InstanceProcess(*started, self._no_orphans)
         self._running[process.pid] = process
         return process
 
@@ -199,7 +211,11 @@ class ProcessTable:
         for pid in ended:
             del self._running[pid]
         with suppress(OSError):
-            instance_wrapper.kill_descendants(spare=self._others | self._running.keys())
+            spare = self._others | self._running.keys()
+            if instance_wrapper.kill_descendants(spare, options=os.WNOHANG):
+                self._no_orphans.set()
+            else:
+                self._no_orphans.clear()  # the next SIGCHLD tells of their end
 
 
 class InstanceLauncher:

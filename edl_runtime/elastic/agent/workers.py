@@ -88,6 +88,7 @@ class WorkerProcess:
         """Begin a process; with `nice` it loads at a lower priority. `monitor` has to follow. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *_standby_command(script, theirs.fileno(), nice=nice),
@@ -97,9 +98,9 @@ class WorkerProcess:
                     start_new_session=True,
                 )
             except BaseException:
-                ours.close()
+                writer.close()
                 raise
-        return cls(process, *await asyncio.open_unix_connection(sock=ours))
+        return cls(process, reader, writer)
 
     def sample(self) -> ProcessSample:
         """Ask the system what the process does."""
@@ -127,9 +128,8 @@ class WorkerProcess:
             await asyncio.wait([listening], timeout=DRAIN_S)
             on_update(self, WorkerExited(exit_code))
         finally:
-            self.kill()
+            self.close()
             listening.cancel()
-            self._writer.close()
             await self._process.wait()
 
     def send(self, message: AgentMessage) -> None:
@@ -141,6 +141,11 @@ class WorkerProcess:
         """Kill it and everything in its session; WorkerExited is still to come."""
         if self._process.returncode is None:
             self._kill_session()
+
+    def close(self) -> None:
+        """Kill it, too, and hear no more of it."""
+        self.kill()
+        self._writer.close()
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -341,7 +346,8 @@ class WorkerSupervisor:
 
     async def _new(self, *, nice: bool) -> WorkerProcess:
         process = await WorkerProcess.begin(self._script, self._environ, nice=nice)
-        self._tasks.create_task(process.monitor(self._on_update))
+        monitoring = self._tasks.create_task(process.monitor(self._on_update))
+        monitoring.add_done_callback(lambda _: process.close())  # it may be cancelled before it begins
         return process
 
     def _run(self, action: RunScript) -> None:

@@ -331,8 +331,8 @@ class AgentClient:
         """Return what a worker in `generation` does next: leave, or join a newer one. None: continue."""
         raise NotImplementedError
 
-    def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
-        """Return `directive(generation)` as soon as there is one, None after `timeout_s`."""
+    def wait_for_directive(self, generation: int) -> Directive:
+        """Return `directive(generation)` as soon as there is one."""
         raise NotImplementedError
 
     def votes_to_stop(self, generation: int, world_size: int) -> int:
@@ -427,9 +427,11 @@ class SocketAgentClient(AgentClient):
         with self._news:
             return self._directive(generation)
 
-    def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
+    def wait_for_directive(self, generation: int) -> Directive:
         with self._news:
-            return self._news.wait_for(lambda: self._directive(generation), timeout_s)
+            while (directive := self._directive(generation)) is None:
+                self._news.wait()
+            return directive
 
     @property
     def checkpoint_request(self) -> SaveCheckpoint | None:
@@ -534,9 +536,11 @@ class StandaloneClient(AgentClient):
             return self._leave
         return JoinGeneration(generation=self._generation, rank=0, world_size=1, store="", instances=1)
 
-    def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
-        del timeout_s  # there is nobody to wait for
-        return self.directive(generation)
+    def wait_for_directive(self, generation: int) -> Directive:
+        directive = self.directive(generation)
+        if directive is None:
+            raise AssertionError("there is nobody to wait for")
+        return directive
 
     def handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():

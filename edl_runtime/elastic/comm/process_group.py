@@ -266,8 +266,7 @@ class GroupSession:
         """
         since = time.monotonic()
         while True:
-            while (directive := self.agent.wait_for_directive(self.generation)) is None:
-                pass
+            directive = self.agent.wait_for_directive(self.generation)
             if isinstance(directive, Leave):
                 return directive
             self.generation, self.instances = directive.generation, directive.instances

@@ -15,7 +15,7 @@ from edl_runtime.elastic.rendezvous.generation import JobOutcome, instance_index
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import answers_of_each, malformed_if_unreadable, readable, unavailable_if_lost
+from edl_runtime.store.redis_client import malformed_if_unreadable, readable, run_script_on_each, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -97,6 +97,9 @@ FIELDS = (
 )  # fmt: skip
 """The fields of the group's state that a status is made of."""
 
+MOST_BYTES = 1 << 20
+"""Of these fields; those that do not fit in count as missing."""
+
 # made at import: msgspec crashes when several threads are the first to decode a type
 _outcome_decoder = JsonDecoder(JobOutcome)
 _checkpoint_decoder = JsonDecoder(LastCheckpoint)
@@ -119,23 +122,18 @@ async def group_statuses(
 
     One round trip. Raises RegistryUnavailableError.
     """
-    state_keys = [keys.group_state(namespace, job) for job in jobs]
-    if not state_keys:
-        return {}
-    async with client.pipeline(transaction=False) as asked:
-        for key in state_keys:
-            asked.hmget(key, FIELDS)
-        asked.time()
-        *answers, (now_s, _) = await answers_of_each(client, asked, [*((key,) for key in state_keys), ()])
+    groups = [keys.group_keys(namespace, job) for job in jobs]
+    answers = await run_script_on_each(client, "group_status", groups, [MOST_BYTES, *FIELDS])
     found: dict[str, GroupStatus | MalformedRecordError] = {}
-    for job, key, values in zip(jobs, state_keys, answers, strict=True):
-        if isinstance(values, MalformedRecordError):
-            found[job] = values
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, MalformedRecordError):
+            found[job] = answer
             continue
+        now_s, *values = answer
         state = {field: value for field, value in zip(FIELDS, values, strict=True) if value is not None}
         if "run" in state:
             try:
-                found[job] = _status(key, state, now_s)
+                found[job] = _status(keys.group_state(namespace, job), state, int(now_s))
             except MalformedRecordError as error:
                 found[job] = error
     return found

@@ -116,8 +116,8 @@ class RendezvousStore:
 
         A Redis that is empty, or older than the last view, gets the generation back from that view, and leases for its
         members, so that none counts as dead. A member whose record can't be read keeps its lease until its next
-        heartbeat replaces the record; that is logged once. Registering waits for another submission's leases to expire:
-        its instances may be dead.
+        heartbeat replaces the record; that is logged once. Registering waits for another submission's leases to expire,
+        however long they last: its instances may be dead.
 
         Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
         submission of the job is alive, MalformedRecordError when the group's own record can't be read,
@@ -125,8 +125,8 @@ class RendezvousStore:
         """
         self._id = member.id
         answer = await self._heartbeat(member)
-        patient_until = time.monotonic() + 1.5 * self._ttl_ms / 1000
-        while answer[0] == "taken" and not self._fence and time.monotonic() < patient_until:
+        asked_at = time.monotonic()
+        while answer[0] == "taken" and not self._fence and time.monotonic() < asked_at + 1.5 * _s(answer[1]):
             await asyncio.sleep(POLL_EVERY_S)  # its instances may all be dead
             answer = await self._heartbeat(member)
         if answer[0] == "superseded":

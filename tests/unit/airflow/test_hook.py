@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import pytest
@@ -242,13 +243,18 @@ def test_a_bad_one_says_what_is_wrong(connect: Any, redis_url: str, work_dir: Pa
         assert not good.password or good.password not in message
 
 
+@pytest.mark.parametrize(
+    ("version", "passes"),
+    [("6.0.16", False), ("df-1.0", False), ("6.2", True), ("7.2.4-rc1", True), ("255.255.255-valkey", True)],
+)
 def test_a_redis_that_is_too_old_is_named(
-    connect: Any, redis_url: str, work_dir: Path, monkeypatch: pytest.MonkeyPatch
+    connect: Any, redis_url: str, work_dir: Path, monkeypatch: pytest.MonkeyPatch, version: str, *, passes: bool
 ) -> None:
-    """Streams and scripts need 6.2."""
-
-    async def old(_: EdlConnection) -> tuple[tuple[int, ...], str]:
-        return (6, 0, 16), ""
-
-    monkeypatch.setattr("edl_airflow.hooks.edl._ask_redis", old)
-    assert connect(redis_url, work_dir) == (False, "Redis is 6.0.16, required is 6.2 or newer")
+    """Streams and scripts need 6.2; a version may have more than numbers, as other servers' have."""
+    info = {"redis_version": version}
+    monkeypatch.setattr("redis.asyncio.Redis.info", AsyncMock(return_value=info))
+    passed, message = connect(redis_url, work_dir)
+    assert passed is passes
+    assert (
+        f"Redis {version} answers" in message if passes else message == f"Redis is {version}, required is 6.2 or newer"
+    )

@@ -19,7 +19,7 @@ from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.pool import FollowedPool
 from edl_runtime.gateway.requests import ALL_KINDS, Chat
 from edl_runtime.gateway.room import Room
-from edl_runtime.gateway.teachers import LlmTeacher
+from edl_runtime.gateway.teachers import LlmTeacher, TestScores
 from edl_runtime.protocol.llm import LlmServer, llm_signature
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
@@ -68,6 +68,28 @@ async def test_a_pool_that_ends_by_itself_ends_its_tests(settings: RuntimeSettin
             await pool.model(ALL_KINDS)
         await asyncio.wait([test])
         assert test.cancelled()
+
+
+async def test_a_test_that_fails_as_nobody_expects_is_made_again(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And until then the teacher is in quarantine, with the reason."""
+    reasons: list[str] = []
+    async with TeacherClient(settings) as http:
+        pool = FollowedPool("p", Redis(), http, settings, wait_s=60.0)
+        one = pool.queue.teachers["a"] = teacher()
+
+        async def test(_: LlmTeacher) -> TestScores:
+            reasons.append(one.health.reason)
+            if len(reasons) < 3:
+                raise RecursionError("too deep")
+            return []
+
+        monkeypatch.setattr(pool, "_test", test)
+        testing = asyncio.create_task(pool._keep_tested(one))
+        await pool.wait_for_teacher()
+        testing.cancel()
+    assert reasons == ["", *["its self-test can't be made: RecursionError: too deep"] * 2]
 
 
 async def test_a_teacher_without_tls_gets_no_token_where_authorities_are_set(

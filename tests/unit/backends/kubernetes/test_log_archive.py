@@ -17,6 +17,7 @@ import pytest
 
 from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import log_archive
+from edl_runtime.errors import BackendError
 
 
 def unpacked(lines: list[LogLine]) -> list[LogLine]:
@@ -72,22 +73,22 @@ def test_more_than_can_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(gzip, "compress", noted)
     assert unpacked([LogLine(number % 4, "x" * 60_000) for number in range(4 * 400)])
-    assert max(tried) < 1.1 * log_archive.MAX_CHARACTERS
+    assert max(tried) <= log_archive.MAX_UNPACKED_BYTES
 
 
 async def test_a_log_is_packed_and_unpacked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may be that of a triggerer or of Airflow's API server."""
     threads = set[int]()
 
-    def noting(do: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        def noted(content: bytes) -> bytes:
+    def noting(do: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(content: Any) -> Any:
             threads.add(threading.get_ident())
             return do(content)
 
         return noted
 
-    for name in ("compress", "decompress"):
-        monkeypatch.setattr(gzip, name, noting(getattr(gzip, name)))
+    for name in ("_pack", "_unpack"):
+        monkeypatch.setattr(log_archive, name, noting(getattr(log_archive, name)))
     api: Any = ConfigMaps()
     await log_archive.archive_log(api, "night", [LogLine(0, "all")], run="one")
     assert await log_archive.read_archived_log(api, "night") == ([LogLine(0, "all")], "")
@@ -112,6 +113,38 @@ class ConfigMaps:
 
     async def delete(self, one: Any) -> None:
         del self.there[one["metadata"]["name"]]
+
+
+def in_json(text: bytes) -> bytes:
+    return gzip.compress(b'[{"instance":0,"text":"' + text + b'"}]')
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (in_json(b"x" * log_archive.MAX_UNPACKED_BYTES), "it has more than 16 MiB"),
+        (gzip.compress(b"[]")[:-1], "it ends early"),
+        (b"[]", "incorrect header"),
+        (gzip.compress(b"["), "truncated"),
+    ],
+    ids=["too long", "cut", "no gzip", "no JSON"],
+)
+async def test_a_log_that_we_have_not_written_is_named(content: bytes, cause: str) -> None:
+    """And not unpacked beyond what ours have: half a megabyte may be half a gigabyte."""
+    kept = {**log_archive.archive_manifest("night"), "binaryData": {"lines": base64.b64encode(content).decode()}}
+    api: Any = ConfigMaps()
+    await api.create(kept)
+    with pytest.raises(BackendError, match=f"the log of 'night' in the ConfigMap night-log can't be read: .*{cause}"):
+        await log_archive.read_archived_log(api, "night")
+
+
+async def test_the_longest_log_that_is_kept_is_read() -> None:
+    """As long as it may be, with characters that take several bytes."""
+    api: Any = ConfigMaps()
+    await log_archive.archive_log(api, "night", [LogLine(0, "ж" * 60_000)] * 2000, run="one")
+    found = await log_archive.read_archived_log(api, "night")
+    assert found
+    assert 100 < len(found.lines) < log_archive.MAX_UNPACKED_BYTES / 120_000
 
 
 async def test_the_last_twenty_jobs_that_were_deleted_keep_their_logs(monkeypatch: pytest.MonkeyPatch) -> None:

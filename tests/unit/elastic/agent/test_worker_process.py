@@ -18,8 +18,15 @@ import pytest
 from support.teachers.process import is_gone, wait_until
 
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.reconciler import StartWorker
 from edl_runtime.elastic.agent.standby import sees_gpu
-from edl_runtime.elastic.agent.workers import WorkerExited, WorkerProcess, WorkerUpdate, quiet_environment
+from edl_runtime.elastic.agent.workers import (
+    WorkerExited,
+    WorkerProcess,
+    WorkerSupervisor,
+    WorkerUpdate,
+    quiet_environment,
+)
 from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, StartScript, WorkerMessage
 
 WITHIN_S = 150.0
@@ -211,6 +218,53 @@ async def test_killing_a_worker_ends_all_that_it_started(tmp_path: Path, monkeyp
         await updates.wait_for(WorkerExited)
     assert updates.all[-1] == WorkerExited(-signal.SIGKILL)
     wait_until(lambda: is_gone(child))
+
+
+def standing_still(tmp_path: Path) -> Entrypoint:
+    """Return a script whose interpreter is one that does nothing, whatever its agent tells it."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o700)
+    return Entrypoint(command=(str(python), "train.py"), file="train.py")
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    """At whatever it waits for."""
+    script, before = standing_still(tmp_path), set(psutil.Process().children())
+    for turns in range(100):
+        beginning = asyncio.create_task(WorkerProcess.begin(script, os.environ))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if beginning.done():
+            break
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        wait_until(lambda: all(map(is_gone, set(psutil.Process().children()) - before)))
+    process = await beginning
+    process.kill()
+    await process.monitor(lambda *_: None)
+    assert turns > 2, "it has begun at once"
+
+
+async def test_no_process_outlives_a_supervisor_that_ends_as_it_begins(tmp_path: Path) -> None:
+    """Before anything has watched over it."""
+    begun: list[WorkerProcess] = []
+
+    async def fail() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            workers = WorkerSupervisor(
+                standing_still(tmp_path), "0-a", os.environ, gpu=False, tasks=tasks, on_update=lambda _: None
+            )
+            await workers.execute(StartWorker())
+            assert workers._worker
+            begun.append(workers._worker)
+            raise ValueError("no")
+
+    with pytest.raises(ExceptionGroup):
+        await fail()
+    async with asyncio.timeout(WITHIN_S):
+        assert await begun[0]._process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")

@@ -181,8 +181,7 @@ from edl_runtime.elastic.comm.agent_protocol import connect_to_agent
 from edl_runtime.elastic.errors import NoGroupError
 
 def main():
-    while connect_to_agent(os.environ).wait_for_directive(4) is None:
-        pass
+    connect_to_agent(os.environ).wait_for_directive(4)
     raise {error}
 """
 

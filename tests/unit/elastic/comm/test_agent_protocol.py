@@ -116,15 +116,15 @@ def pair(ended: threading.Event) -> Iterator[Pair]:
 def test_the_newest_generation_is_the_directive(pair: Pair) -> None:
     """An older one that comes late does not count, nor the one that the worker is in."""
     client, agent = pair
-    assert client.wait_for_directive(0, timeout_s=0) is None
+    assert client.directive(0) is None
     agent.send(StartScript(environ={"A": "b"}))
     agent.send(joined(3))
     agent.send(joined(2))
     assert client.wait_for_start().environ == {"A": "b"}
-    assert client.wait_for_directive(0, timeout_s=60) == joined(3)
+    assert client.wait_for_directive(0) == joined(3)
     assert client.directive(3) is None
     agent.send(joined(4))
-    assert client.wait_for_directive(3, timeout_s=60) == joined(4)
+    assert client.wait_for_directive(3) == joined(4)
 
 
 def test_a_rank_votes_for_a_stop_and_insists_on_it_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_rank_votes_for_a_stop_and_insists_on_it_later(pair: Pair, monkeypatch
     monkeypatch.setattr(agent_protocol, "INSIST_AFTER_S", 3600.0)
     assert client.votes_to_stop(3, 4) == 0
     agent.send(joined(4))
-    assert client.wait_for_directive(3, timeout_s=60) == joined(4)
+    assert client.wait_for_directive(3) == joined(4)
     assert [client.votes_to_stop(generation, 4) for generation in (3, 4)] == [1, 0]
     monkeypatch.setattr(agent_protocol, "INSIST_AFTER_S", 0.0)
     assert [client.votes_to_stop(generation, 4) for generation in (3, 4)] == [4, 0]
@@ -146,7 +146,7 @@ def test_leave_comes_first_and_keeps_the_request_for_a_checkpoint(pair: Pair) ->
     agent.send(Leave(reason="excluded", checkpoint=False))
     agent.send(joined(9))
     deadline = time.monotonic() + 60
-    while client.wait_for_directive(0, timeout_s=60) != Leave(reason="excluded", checkpoint=True):
+    while client.wait_for_directive(0) != Leave(reason="excluded", checkpoint=True):
         assert time.monotonic() < deadline
 
 
@@ -157,7 +157,7 @@ def test_an_abort_is_for_its_generation_also_when_it_comes_first(pair: Pair) -> 
     client.abort_on_loss(2, aborted.set)
     agent.send(AbortGeneration(generation=1))
     agent.send(joined(2))
-    client.wait_for_directive(1, timeout_s=60)
+    client.wait_for_directive(1)
     assert not aborted.is_set()
     agent.send(AbortGeneration(generation=2))
     assert aborted.wait(60)
@@ -173,13 +173,13 @@ def test_a_newer_generation_aborts_one_that_forms(pair: Pair) -> None:
     """Its last member may never come. A generation that is up continues until the end of a step."""
     client, agent = pair
     agent.send(joined(2))
-    client.wait_for_directive(1, timeout_s=60)
+    client.wait_for_directive(1)
     aborted = threading.Event()
     client.abort_on_loss(2, aborted.set, forming=True)
     assert not aborted.is_set()
     client.abort_on_loss(2, aborted.set)
     agent.send(joined(3))
-    assert client.wait_for_directive(2, timeout_s=60) == joined(3)
+    assert client.wait_for_directive(2) == joined(3)
     assert not aborted.is_set()
     client.abort_on_loss(2, aborted.set, forming=True)
     assert aborted.wait(60)
@@ -260,6 +260,8 @@ def test_a_standalone_client_has_one_generation_above_the_checkpoints_until_sigt
     assert isinstance(directive, JoinGeneration)
     assert (directive.generation, directive.world_size) == (5, 1)
     assert client.directive(5) is None
+    with pytest.raises(AssertionError, match="nobody to wait for"):
+        client.wait_for_directive(5)
     before = signal.getsignal(signal.SIGTERM)
     try:
         client.handle_signals()
