@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import (
 )
 
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
+from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError, SubmitError
 from edl_runtime.distill.errors import NoPoolError, NoTeacherError
 from edl_runtime.errors import EdlError
 from edl_runtime.registry.errors import PoolMismatchError
@@ -70,6 +70,8 @@ class TaskKilledError(EdlError):
 
 def is_user_error(error: BaseException) -> bool:
     """Whether a retry can't help."""
+    if isinstance(error, SubmitError) and error.lacks_right:
+        return True
     return isinstance(error, _MISTAKES) or (isinstance(error, EdlError) and isinstance(error, ValueError))
 
 

@@ -29,6 +29,7 @@ from edl_runtime.autoscale.traffic.windows import (
 )
 from edl_runtime.backends.interface import JobStatus, Scaling
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import format_amount
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -188,7 +189,7 @@ def capacity_in_window(sizes: Sizes, total: Mapping[str, float], quota: Mapping[
 def describe_sizes(sizes: Sizes) -> str:
     """Return sizes in words, as in "at most 4 gpu, nightly at most 2"; "all" without limits."""
     named = [
-        f"{size} {resource}" if not size.share else f"{size} of {resource}"
+        f"{format_amount(size.amount, resource)} {resource}" if not size.share else f"{size} of {resource}"
         for resource, size in sorted(sizes.cluster.items())
         if resource != "*"
     ]

@@ -63,6 +63,11 @@ def _shown(value: object) -> str:
         return f"a value of type {type(value).__name__} that can't be shown ({type(error).__name__})"
 
 
+def counted(count: int, what: str) -> str:
+    """Return so many of something, as in "1 instance" or "3 teachers"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def clipped(text: str, most: int = MOST_SHOWN) -> str:
     """Return a text for a message: its first `most` characters, and how many it has."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

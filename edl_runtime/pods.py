@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -404,6 +404,24 @@ def kubernetes_name(resource: str) -> str:
 def is_counted(resource: str) -> bool:
     """Whether a resource comes in pieces: pods, GPUs and other extended resources."""
     return resource == PODS or "/" in kubernetes_name(resource)
+
+
+Unit = Literal["cores", "bytes", "pieces"]
+"""Units of resources: devices and pods are counted."""
+
+
+def unit_of(resource: str) -> Unit:
+    """Return a resource's unit."""
+    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
+        return "bytes"
+    return "cores" if resource == "cpu" else "pieces"
+
+
+def format_amount(amount: float, resource: str) -> str:
+    """Return an amount of a resource for people, as in 14.2 or 65,536; bytes in GiB, as in 1.5 GiB."""
+    is_bytes = unit_of(resource) == "bytes"
+    number = f"{amount / 2**30 if is_bytes else amount:,.2f}".rstrip("0").rstrip(".")
+    return f"{number} GiB" if is_bytes else number
 
 
 def requested_amount(pod: Manifest, name: str) -> float:

@@ -21,6 +21,7 @@ from edl_runtime.autoscale.policy.interface import policy_name
 from edl_runtime.backends.errors import JobReplacedError, UnknownJobError
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
+from edl_runtime.errors import counted
 from edl_runtime.registry.drain import drain, undo_drain
 
 CHECKPOINT_WAIT_S = 30.0
@@ -86,7 +87,7 @@ class Resize(_JobAction, frozen=True, kw_only=True):
 
     async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
         status = await client.backend.resize(job.name, self.instances, token=job.token)
-        return Result(f"{job.name} will have {_instances(status.wanted)}.")
+        return Result(f"{job.name} will have {counted(status.wanted, 'instance')}.")
 
 
 class Suspend(_JobAction, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class Resume(_JobAction, frozen=True, kw_only=True):
         if not job.is_suspended or job.scaling is None:
             raise RefusedError(f"{job.name} is not suspended.")
         status = await client.backend.resize(job.name, job.scaling.bounds.min, token=job.token)
-        return Result(f"{job.name} resumes with {_instances(status.wanted)}.")
+        return Result(f"{job.name} resumes with {counted(status.wanted, 'instance')}.")
 
 
 class Checkpoint(_JobAction, frozen=True, kw_only=True):
@@ -265,7 +266,3 @@ async def _task_of(job: JobStatus | None) -> TaskKey:
     tasks = await asyncio.to_thread(tasks_of_tries, [a_try])
     found = tasks.get(a_try)
     return found if found and found.dag_id == dag_id else TaskKey(dag_id=dag_id)
-
-
-def _instances(count: int) -> str:
-    return f"{count} instance{'' if count == 1 else 's'}"

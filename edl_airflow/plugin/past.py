@@ -20,6 +20,7 @@ from edl_runtime.autoscale.outlook import past_spans
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
+from edl_runtime.errors import counted
 from edl_runtime.monitor.timeline import HistorySegment, segments_of, spans, state_of
 from edl_runtime.store.errors import MalformedRecordError, RegistryError
 
@@ -269,7 +270,7 @@ def _marks(events: Mapping[str, Iterable[Event]], names: Collection[str], since:
             if event.kind in ("forming", "active") and event.members:
                 before, size = size, len(event.members)
                 if event.kind == "forming" and before and before != size:
-                    kind, text = "resize", f"{before} → {size} instances: {event.reason}"
+                    kind, text = "resize", f"{before} → {counted(size, 'instance')}: {event.reason}"
             elif event.kind == "saved":
                 kind, text = "checkpoint", f"step {event.step}"
             elif event.kind in _FAILURES:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.listeners import hookimpl
 
 from edl_airflow.plugin.log_lines import shown_text
+from edl_runtime.errors import counted
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -109,21 +110,17 @@ def _line(result: Mapping[str, Any]) -> str:
     single = [each for each in dict(result["metrics"] or {}).items() if isinstance(each[1], int | float | str)]
     metrics = [f"{_code(name)} {_number(value)}" for name, value in single[:MOST_METRICS]]
     size = (
-        f"{_count(result['instances'], 'instance')}, {_count(result.get('generations') or 0, 'generation')}"
+        f"{counted(result['instances'], 'instance')}, {counted(result.get('generations') or 0, 'generation')}"
         if result.get("instances")
         else ""
     )
     step = f"step {result['step']}" if result.get("step") else ""
     stopped = f"stopped: {_code(result.get('reason') or '') or 'asked to'}" if result.get("stopped") else ""
     answered = sum((result.get("answered") or {}).values())
-    teachers = f"{answered:,} answers of {_count(len(result['answered']), 'teacher')}" if answered else ""
+    teachers = f"{answered:,} answers of {counted(len(result['answered']), 'teacher')}" if answered else ""
     not_finite = [f"{_code(name)} not finite since step {at}" for name, at in (result.get("not_finite") or {}).items()]
     checkpoint = f"checkpoint {_code(result['checkpoint'])}" if result["checkpoint"] else "no checkpoint"
     return " · ".join(filter(None, [*metrics, *not_finite[:MOST_METRICS], step, size, teachers, stopped, checkpoint]))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _number(value: object) -> str:

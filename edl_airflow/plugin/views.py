@@ -24,7 +24,8 @@ from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.group_status import LastResize
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.errors import BackendError
-from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnapshot, PoolLine, unit_of
+from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnapshot, PoolLine
+from edl_runtime.pods import unit_of
 from edl_runtime.progress import CurvePoint
 from edl_runtime.store.errors import RegistryError
 

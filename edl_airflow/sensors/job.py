@@ -16,7 +16,7 @@ from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.waits import Condition, Observation, count_text, outage
 from edl_runtime.backends.interface import JobStatus
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, counted
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
 
@@ -82,9 +82,10 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True):
         if self.phase == "succeeded":
             return "it is still running"
         if self.at_most == 0:
-            return f"{len(view.job.instances)} instances have yet to leave"
+            return f"it waits for {counted(len(view.job.instances), 'instance')} to leave"
         wanted = count_text(self.at_least, self.at_most)
-        return f"{view.training.instances if view.training else 0} instances train together, {wanted} are required"
+        present = counted(view.training.instances if view.training else 0, "instance")
+        return f"it trains with {present}, required: {wanted}"
 
     def _found_removed(self, training: TrainingStatus | None) -> TaskOutcome | None:
         """Return the outcome of a job that its task may have removed, by its agents' records, which outlive it."""

@@ -16,7 +16,7 @@ from edl_airflow.runtime.decisions import failed_outcome, is_unreachable, still_
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.waits import Condition, Observation, count_text, outage
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, counted
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
 
@@ -76,7 +76,7 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
         wanted = count_text(self.at_least, self.at_most)
         if view.other_pools:
             return unknown_pool(view.other_pools)
-        missing = f"{len(view.teachers)} teachers are registered, {wanted} are required"
+        missing = f"it has {counted(len(view.teachers), 'registered teacher')}, required: {wanted}"
         if view.job and len(view.teachers) < self.at_least and not view.job.reason:
             missing = f"{missing}; {still_loading(view.job.name)}"
         return f"{missing}; students {view.students} of {self.students}" if self.students else missing

@@ -38,6 +38,7 @@ from edl_airflow.waits import Condition, Observation
 from edl_runtime.autoscale.traffic.windows import FARTHEST, Sizes, TrafficWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import format_amount
 
 LOOK_AGAIN_S = 60.0
 """The longest sleep in seconds: clocks may be set and machines suspended, and a long sleep would not notice."""
@@ -69,7 +70,7 @@ class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True)
 
     @property
     def about(self) -> str:
-        room = [f"{amount:g} {resource}" for resource, amount in sorted(self.at_least.items())]
+        room = [f"{format_amount(amount, resource)} {resource}" for resource, amount in sorted(self.at_least.items())]
         named = f"window {self.window!r}" if self.window else ""
         return " with ".join(filter(None, (named or "a window", f"at least {' and '.join(room)}" if room else "")))
 
@@ -90,7 +91,7 @@ class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True)
         sizes = sizes_by_name(self.windows)
         if not any(self._fits(name, each) for name, each in sizes.items()):
             known = ", ".join(f"{name} ({describe_sizes(each)})" for name, each in sizes.items())
-            has = ", ".join(f"{amount:g} {name}" for name, amount in sorted(self.total.items()))
+            has = ", ".join(f"{format_amount(amount, name)} {name}" for name, amount in sorted(self.total.items()))
             return TaskOutcome(ended="impossible", name=self.about, reason=f"no window is that: {known}; of {has}")
         return None
 

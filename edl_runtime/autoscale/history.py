@@ -161,10 +161,13 @@ def running_count(job: JobStatus) -> int:
 
 
 def job_state(job: JobStatus) -> JobState:
-    """Return the state of a job that has not ended: "running" from its minimum of running instances on."""
-    if running_count(job) >= (job.scaling.bounds.min if job.scaling else 1):
-        return "running"
-    return "pending" if job.wanted else "suspended"
+    """Return the state of a job that has not ended: "running" from its minimum of running instances on.
+
+    It is "suspended" from when it is resized to 0, also while its instances leave.
+    """
+    if job.is_suspended:
+        return "suspended"
+    return "running" if running_count(job) >= (job.scaling.bounds.min if job.scaling else 1) else "pending"
 
 
 def resource_use(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingPlan | None) -> dict[str, ResourceUse]:

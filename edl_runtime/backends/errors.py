@@ -45,10 +45,11 @@ class JobReplacedError(BackendError):
 
 @dataclass(eq=False, repr=False)
 class SubmitError(BackendError):
-    """Raised when a job could not be started."""
+    """Raised when a job could not be started. `lacks_right`: as its cluster does not allow it to this account."""
 
     name: str
     reason: str
+    lacks_right: bool = False
 
     def __str__(self) -> str:
         return f"job {self.name!r} could not be started: {self.reason}"
@@ -109,13 +110,15 @@ class ClusterError(BackendError):
     reason: str
     message: str
 
+    @property
+    def lacks_right(self) -> bool:
+        """Whether this account may not do it, as the message says; a quota is refused with the same status."""
+        return self.status == 403 and "cannot" in self.message
+
     def __str__(self) -> str:
-        hint = {
-            401: "; the credentials of the cluster are wrong or have expired",
-            403: "; deploy/role.yaml grants all that is needed, and a controller deploy/controller.yaml"
-            if "cannot" in self.message
-            else "",
-        }.get(self.status, "")
+        hint = "; the credentials of the cluster are wrong or have expired" if self.status == 401 else ""
+        if self.lacks_right:
+            hint = "; deploy/role.yaml grants all that is needed, and a controller deploy/controller.yaml"
         return f"the cluster refuses the request: {self.message or self.reason}{hint}"
 
 
@@ -142,8 +145,18 @@ class BrokenStreamError(ClusterUnavailableError):
     """Raised when the connection broke while a stream was read: open it again from the last position."""
 
 
-_OWN_LINE = re.compile(r"edl: instance \d+: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
-"""How lines of an agent begin. They repeat the reason, and follow the words of the process that has failed."""
+_OURS = "edl: "
+"""How our processes begin the line in which they say why they end; an agent then names its instance."""
+
+_REPEATS = re.compile(r"edl: instance \d+: its worker (exited|was killed by) |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
+"""How lines of an agent begin that only repeat the reason. They follow the words of the process that has failed."""
+
+
+def with_agents_words(reason: str, index: int, lines: Sequence[str]) -> str:
+    """Return how an instance has ended, with what its agent said last, at the end of these lines of its output."""
+    last = next((line for line in reversed(lines) if line.startswith(_OURS)), "")
+    words = last.removeprefix(_OURS).removeprefix(f"instance {index}: ")
+    return f"{reason}: {words}" if words else reason
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -160,9 +173,9 @@ def with_cause(reason: str, last_lines: Sequence[str]) -> str:
 
 
 def _best_of(lines: Sequence[str]) -> str:
-    """Return the exception line of the last traceback, else the last line that no agent wrote."""
-    last = next((line for line in reversed(lines) if not _OWN_LINE.match(line)), "")
-    return exception_line(lines) or ("" if last.startswith(" ") else last)
+    """Return the exception line of the last traceback, else the last line that says more than how a process ended."""
+    last = next((line for line in reversed(lines) if not _REPEATS.match(line)), "")
+    return exception_line(lines) or ("" if last.startswith(" ") else re.sub(r"^edl: (instance \d+: )?", "", last))
 
 
 @dataclass(eq=False, repr=False)

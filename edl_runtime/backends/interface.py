@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from edl_runtime.backends.errors import OwnedElsewhereError, exception_line
+from edl_runtime.backends.errors import OwnedElsewhereError, exception_line, with_cause
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
@@ -150,6 +150,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in ("succeeded", "failed")
 
     @property
+    def why(self) -> str:
+        """Its `reason`; of a failed one with the line of its output that says most about it."""
+        return with_cause(self.reason, self.last_lines) if self.phase == "failed" else self.reason
+
+    @property
     def attainable(self) -> int:
         """The requested number of instances without those that were given up."""
         return max(0, self.wanted - sum(instance.given_up for instance in self.instances))
@@ -159,6 +164,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         """The pool that its instances ask, or are the teachers of; empty for none that is known."""
         named = self.scaling.pool if self.scaling else ""
         return named or (self.name if self.kind == "pool" else "")
+
+    @property
+    def training_job(self) -> str:
+        """The name of the TrainingJob that it was made for, whose controller makes it again; empty for none."""
+        kind, _, rest = token_owner(self.token).partition("/")
+        name, slash, _ = rest.partition("/")
+        return name if kind == "TrainingJob" and slash else ""
 
     @property
     def is_suspended(self) -> bool:
@@ -188,6 +200,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         errors = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
         deciding = errors if self.elastic and errors else failed
         return self.invalid_spec or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
+
+
+def training_job_owner(name: str, uid: str) -> str:
+    """Return the owner of the job that is made for a TrainingJob."""
+    return f"TrainingJob/{name}/{uid}"
 
 
 def token_owner(token: str) -> str:

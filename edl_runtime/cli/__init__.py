@@ -39,7 +39,7 @@ SUMMARIES = {
     "register": "Keep a server that is not ours in a pool.",
     "resize": "Change the number of instances of a job or pool.",
     "run": "Train a script with a number of instances that can change.",
-    "stop": "Stop a job or pool.",
+    "stop": "Stop jobs and pools.",
     "submit": "Start the trainings of a TrainingJob manifest.",
     "tasks": "Show the tasks that readers of a data set share.",
     "teacher": "Serve a model to students.",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -61,17 +62,19 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
 async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Bounds, gear: Gear) -> AgentExit:
     from edl_runtime.elastic.agent.agent import Agent
     from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
+    from edl_runtime.elastic.rendezvous.redis_store import Event, announce
+    from edl_runtime.store.errors import RegistryUnavailableError
     from edl_runtime.store.redis_client import connect
 
     async with connect(settings.redis_url) as client:
-        agent = Agent(
-            parse_entrypoint(command),
-            settings,
-            client,
-            bounds=bounds,
-            gear=gear,
-            gpu=count_gpus(os.environ) > 0,
-        )
+        try:
+            script = parse_entrypoint(command)
+        except SpecError as error:  # it is in no group that could tell
+            event = Event(kind="failed", instance=settings.instance, reason=str(error))
+            with suppress(RegistryUnavailableError):
+                await announce(client, settings.namespace, settings.job, event)
+            raise
+        agent = Agent(script, settings, client, bounds=bounds, gear=gear, gpu=count_gpus(os.environ) > 0)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.leave, number)

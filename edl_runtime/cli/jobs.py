@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,10 +14,12 @@ import click
 import msgspec
 
 from edl_runtime.backends.errors import UnknownJobError
-from edl_runtime.backends.interface import Backend, JobStatus
+from edl_runtime.backends.interface import Backend, InstanceStatus, JobStatus
 from edl_runtime.cli import backends
 from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
+from edl_runtime.concurrency import all_completed, all_ended
+from edl_runtime.errors import counted
 from edl_runtime.monitor.reports import JobReport, format_duration, read_reports, unknown_reports
 from edl_runtime.monitor.snapshot import JobLine, job_line
 from edl_runtime.progress import MOST_POINTS, CurvePoint, read_curve
@@ -59,7 +63,7 @@ def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
         views = [_plain(status, lines[status.name]) for status in statuses]
         print_json(views[0] if name else views)
     elif statuses:
-        headings = ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
+        headings = ["NAME", "KIND", "STATE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
         print_table(headings, [_row(status, lines[status.name]) for status in statuses])
     else:
         click.echo(f"no jobs in {backends.describe_location(settings)}")
@@ -98,14 +102,13 @@ def _plain(status: JobStatus, line: JobLine) -> dict[str, Any]:
 
 def _row(status: JobStatus, line: JobLine) -> list[str]:
     report = line.progress
-    running = sum(instance.phase == "running" for instance in status.instances)
     age = format_duration(time.time() - status.created_at)
     saved = line.checkpoint
     checkpoint = f"checkpoint of step {saved.step}, {format_duration(time.time() - saved.at)} old" if saved else ""
     progress = " · ".join(filter(None, [report.line(), line.limit])) if report else ""
     orphan = line.trouble if line.orphan else ""
-    what = orphan or status.reason or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
-    return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, what]
+    what = orphan or status.why or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
+    return [status.name, status.kind, line.state, f"{line.running}/{status.wanted}", age, what]
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is an invalid number, not an option
@@ -126,39 +129,61 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
     elif status.is_suspended:
         click.echo(f"{status.name} is suspended; `edl resize {status.name} N` or a rescaling resumes it")
     else:
-        click.echo(f"{status.name} will have {status.wanted} instance{'' if status.wanted == 1 else 's'}")
+        click.echo(f"{status.name} will have {counted(status.wanted, 'instance')}")
 
 
 @click.command
-@click.argument("name", shell_complete=job_names)
-@click.option("--json", "as_json", is_flag=True, help="Print its last status as JSON.")
-def stop(name: str, *, as_json: bool) -> None:
-    """Stop and delete job or pool NAME, whoever started it. Its output is kept.
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=job_names)
+@click.option("--json", "as_json", is_flag=True, help="Print the last status as JSON; of several a list.")
+def stop(names: tuple[str, ...], *, as_json: bool) -> None:
+    """Stop and delete jobs and pools, whoever started them. Their output is kept.
 
     All instances get SIGTERM at once, and SIGKILL after their grace period. Elastic trainers write a last checkpoint in
-    that time; if they can't, the error is shown, and this exits with 1 once all is stopped.
+    that time; if they can't, the error is shown, and this exits with 1 once all is stopped. Where one of the names is
+    unknown, nothing is stopped.
 
-    Returns when its last process has ended. The Airflow task that runs it fails without a retry.
+    Returns when the last process has ended. The Airflow task that runs such a job fails without a retry. The job of a
+    TrainingJob is made again until that is deleted.
     """
-    status, errors, has_log = asyncio.run(_stop(backends.open_backend(read_settings()), name))
-    for error in errors:
-        click.echo(error, err=True)
+    stopped = asyncio.run(_stop_all(backends.open_backend(read_settings()), dict.fromkeys(names), quiet=as_json))
     if as_json:
-        print_json(status)
-    else:
-        log = f"`edl logs {name}` shows its output" if has_log else "its output could not be kept"
-        click.echo(f"{name} is stopped; {log}")
-    if any(map(backends.is_unwritten, errors)):
+        statuses = [status for status, _ in stopped]
+        print_json(statuses if len(names) > 1 else statuses[0])
+    if any(backends.is_unwritten(error) for _, errors in stopped for error in errors):
         sys.exit(1)
 
 
-async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:
-    """Return its last status, the errors of its agents, and whether its log is kept."""
-    status = await backend.get(name)
+async def _stop_all(backend: Backend, names: Iterable[str], *, quiet: bool) -> list[tuple[JobStatus, list[str]]]:
+    statuses = await all_completed(*(backend.get(name) for name in names))
+    return await all_ended(*(_stop(backend, status, quiet=quiet) for status in statuses))
+
+
+async def _stop(backend: Backend, status: JobStatus, *, quiet: bool) -> tuple[JobStatus, list[str]]:
+    """Stop a job, and say so; return its last status, and the errors of its agents."""
+    name = status.name
     await backend.delete(name)
-    try:
+    last: set[str] | None = None
+    with suppress(UnknownJobError):
         last = {line.text async for line in backend.logs(name, tail=1)}
-    except UnknownJobError:
-        return status, [], False
     ended_here = status.elastic and not status.has_ended
-    return status, sorted(line for line in last if ended_here and line.startswith("edl: ")), True
+    errors = sorted(line for line in last or () if ended_here and line.startswith("edl: "))
+    for error in errors:
+        click.echo(error, err=True)
+    if not quiet:
+        click.echo(f"{name} is stopped; {_what_follows(status, backend, has_log=last is not None)}")
+    return status, errors
+
+
+def _what_follows(status: JobStatus, backend: Backend, *, has_log: bool) -> str:
+    never_began = status.instances and not any(map(_has_begun, status.instances))
+    output = "it has no output, as no instance had started" if never_began else "no output of it is kept"
+    if has_log:
+        output = f"`edl logs {status.name}` shows its output"
+    if status.has_ended or not (training_job := status.training_job):
+        return output
+    delete = f"kubectl delete trainingjob {training_job} -n {backend.place}"
+    return f"while there is a TrainingJob {training_job!r}, it is made again: end it by `{delete}`; {output}"
+
+
+def _has_begun(instance: InstanceStatus) -> bool:
+    return instance.phase != "pending" or instance.restarts + instance.disruptions > 0

@@ -303,5 +303,5 @@ def _discard(stream: TextIO) -> None:
 def _exit_status(status: JobStatus) -> int:
     if status.phase == "succeeded":
         return 0
-    click.echo(f"edl: {status.name} failed: {status.reason}", err=True)
+    click.echo(f"edl: {status.name} failed: {status.why}", err=True)
     return EX_CONFIG if status.failed_permanently else 1

@@ -8,7 +8,7 @@ import click
 
 from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, counted
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.tasks import TaskQueue, TasksReport
 from edl_runtime.store.redis_client import connect
@@ -51,7 +51,7 @@ async def _requeue(queue: TaskQueue, which: str) -> None:
         raise SpecError(
             "--requeue", which, f"the ID of a task that has failed in this pass: {failed or 'there is none'}"
         )
-    click.echo(f"put back {count} {'task' if count == 1 else 'tasks'}", err=True)
+    click.echo(f"put back {counted(count, 'task')}", err=True)
 
 
 def _print(report: TasksReport) -> None:

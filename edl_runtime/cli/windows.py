@@ -14,13 +14,14 @@ from typing import Any
 import click
 import msgspec
 
-from edl_runtime.autoscale.traffic.capacity import TrainingCapacity, format_amount, format_time, training_capacity
+from edl_runtime.autoscale.traffic.capacity import TrainingCapacity, format_time, training_capacity
 from edl_runtime.autoscale.traffic.forecast import DAY_S, Forecast, Sample, zone_of
 from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source, fetch_forecast
 from edl_runtime.autoscale.traffic.windows import Size, Sizes, TrafficWindows, WindowSpan
 from edl_runtime.cli.options import print_json, print_table, read_settings, split_list
 from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.pods import format_amount
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
@@ -61,7 +62,8 @@ def windows(*, file: Path, total: str, at: str, as_json: bool) -> None:
         if forecast and not at and (outlook := _describe_forecast(forecast, moment)):
             click.echo(outlook)
         for name, amount in whole.items():
-            click.echo(f"training may use {format_amount(room.capacity[name])} of {format_amount(amount)} {name}")
+            used = format_amount(room.capacity[name], name)
+            click.echo(f"training may use {used} of {format_amount(amount, name)} {name}")
     if trouble:
         raise trouble
 
@@ -140,12 +142,13 @@ def _describe_forecast(forecast: Forecast, now: datetime) -> str:
     times = [now + timedelta(seconds=forecast.profile.slot_s * slot) for slot in slots]
     known = [(need, time) for time in times if (need := forecast.profile.expected(time.timestamp())) is not None]
     words = [
-        f"it needed {format_amount(sample.needed)} {forecast.resource} at {_clock(sample.at_s, now)}"
+        f"it needed {format_amount(sample.needed, forecast.resource)} {forecast.resource} at {_clock(sample.at_s, now)}"
         for sample in forecast.recent
     ]
     if known:
         most, when = max(known, key=lambda each: each[0])
-        words.append(f"most in the next 24 h will be about {format_amount(most)} at {_clock(when.timestamp(), now)}")
+        about = format_amount(most, forecast.resource)
+        words.append(f"most in the next 24 h will be about {about} at {_clock(when.timestamp(), now)}")
     return ", and ".join(words)
 
 

@@ -37,7 +37,7 @@ from edl_runtime.controller.status import (
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
-from edl_runtime.monitor.reports import JobReport, standstill, unknown_reports
+from edl_runtime.monitor.reports import JobReport, restarts, standstill, unknown_reports
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -370,7 +370,8 @@ class NamespaceController:
 
 
 def _pace(job: JobStatus, report: JobReport) -> Pace:
-    return Pace(progress_text(report.progress) if report.progress else "", standstill(job, report))
+    failing = restarts(report.group, report.progress) if report.group else ""
+    return Pace(progress_text(report.progress) if report.progress else "", standstill(job, report), failing)
 
 
 def _uid(thing: Manifest) -> str:

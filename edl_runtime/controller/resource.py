@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime.backends.interface import training_job_owner
 from edl_runtime.backends.kubernetes.client import Manifest
 from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.compat.training_job import TrainingJob, to_training_job
@@ -79,7 +80,7 @@ class Resource(msgspec.Struct, frozen=True):
     @property
     def owner(self) -> str:
         """The owner in its Job's token, see `edl_runtime.backends.interface.token_owner`."""
-        return f"TrainingJob/{self.name}/{self.uid}"
+        return training_job_owner(self.name, self.uid)
 
     @property
     def token(self) -> str:

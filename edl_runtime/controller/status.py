@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from edl_runtime.backends.errors import with_cause
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.controller.reconcile import is_allowed, own_job
 from edl_runtime.controller.resource import Resource
+from edl_runtime.errors import counted
 from edl_runtime.monitor.reports import Standstill
 from edl_runtime.progress import Progress
 
@@ -39,10 +39,14 @@ class Event(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a training is, in words, empty while unknown; and why it stands still, None if it is not known to."""
+    """How far a training is, in words, empty while unknown; and why it stands still, None if it is not known to.
+
+    `failing`: why its workers have been restarted since its last new step, empty if none has.
+    """
 
     progress: str = ""
     still: Standstill | None = None
+    failing: str = ""
 
 
 UNKNOWN_PACE = Pace()
@@ -78,7 +82,7 @@ def status_of(
         conditions.append(_progressing(pace.still))
     return {
         "phase": phase,
-        "reason": (_reason(resource, own, problem) or (pace.still.message if pace.still else ""))[:LONGEST],
+        "reason": (_reason(resource, own, problem) or (pace.still.message if pace.still else pace.failing))[:LONGEST],
         "instances": running,
         **({} if wanted is None else {"wanted": wanted}),
         **({"progress": pace.progress} if own and pace.progress else {}),
@@ -121,18 +125,12 @@ def _reason(resource: Resource, job: JobStatus | None, problem: Problem | None) 
         return str(resource.status.get("reason") or "")
     if resource.is_deleting:
         return _stopping(job)
-    return problem.message if problem else _job_reason(job)
-
-
-def _job_reason(job: JobStatus | None) -> str:
-    if job is None:
-        return ""
-    return with_cause(job.reason, job.last_lines) if job.phase == "failed" else job.reason
+    return problem.message if problem else job.why if job else ""
 
 
 def _stopping(job: JobStatus | None) -> str:
     left = len(job.instances) if job else 0
-    return f"stopping: waits until {left} instances have written a last checkpoint and ended" if left else "stopping"
+    return f"stopping: waits for {counted(left, 'instance')} to write a last checkpoint and end" if left else "stopping"
 
 
 def _conditions(
@@ -149,7 +147,7 @@ def _conditions(
         yield _condition("Running", runs, reason, f"{running} of {wanted} instances run")
         if phase in ("succeeded", "failed"):
             kind = "Complete" if phase == "succeeded" else "Failed"
-            yield _condition(kind, True, phase.capitalize(), _job_reason(job))
+            yield _condition(kind, True, phase.capitalize(), job.why if job else "")
     if resource.is_deleting:
         yield _condition("Stopping", True, "Deleted", _stopping(job))
 
@@ -199,9 +197,11 @@ def events_of(resource: Resource, status: dict[str, Any], *, why: str = "") -> I
 def events_of_start(before: JobStatus | None, made: JobStatus, notes: Sequence[str]) -> Iterator[Event]:
     """Yield the events of a submit. `before`: the job of that name until then. `notes`: on the manifest."""
     if before is None or before.starting:
-        yield Event("Normal", "Created", f"created a Job of {made.wanted} instance{'s' * (made.wanted != 1)}")
+        yield Event("Normal", "Created", f"created a Job of {counted(made.wanted, 'instance')}")
     elif before.created_at != made.created_at:
-        message = f"the spec has changed: the training was stopped and continues with {made.wanted} instances"
+        message = (
+            f"the spec has changed: the training was stopped and continues with {counted(made.wanted, 'instance')}"
+        )
         yield Event("Normal", "Restarted", message)
     else:
         return

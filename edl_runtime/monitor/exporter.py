@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 from edl_runtime.autoscale.history import JobState
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
-from edl_runtime.monitor.snapshot import JobLine, MonitorSnapshot, Unit, unit_of
+from edl_runtime.monitor.snapshot import JobLine, MonitorSnapshot
+from edl_runtime.pods import Unit, unit_of
 from edl_runtime.protocol.address import check_exposure, has_token
 
 if TYPE_CHECKING:

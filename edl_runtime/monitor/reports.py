@@ -11,6 +11,7 @@ from edl_runtime.autoscale.history import running_count
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, group_statuses
+from edl_runtime.errors import counted
 from edl_runtime.orphans import Orphan, read_notes
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.store.errors import MalformedRecordError
@@ -104,7 +105,7 @@ def _standstill(group: GroupStatus, progress: Progress | None) -> Standstill | N
     if silent_s >= SILENT_AFTER_S:
         cause = "its instances can't reach Redis, or are stopped"
         return Standstill("NotHeard", f"no report for {format_duration(silent_s)}: {cause}")
-    waits = _waits(group)
+    waits = _waits(group, progress)
     if progress is None:
         return Standstill("NoStep", f"no step so far: {waits}") if waits else None
     idle_s = group.read_at - progress.updated_at
@@ -119,13 +120,24 @@ def group_trouble(job: JobStatus, report: JobReport) -> str:
     if job.has_ended or group is None or group.outcome:
         return ""
     trains = bool(group.members) and progress is not None and progress.updated_at >= group.heard_at - TRAINS_S
-    return _slowness(group.stragglers) if trains and group.stop is None else _waits(group)
+    if trains and group.stop is None:
+        return restarts(group, progress) or _slowness(group.stragglers)
+    return _waits(group, progress)
 
 
-def _waits(group: GroupStatus) -> str:
+def restarts(group: GroupStatus, progress: Progress | None) -> str:
+    """Return why workers had to be restarted since the job's last new step, and how often; empty if none had."""
+    last = group.failure
+    if last is None or not last.reason or group.outcome or (progress and progress.step > last.step):
+        return ""
+    times, why = counted(last.count, "time"), last.reason.splitlines()[0]
+    return f"instance {last.instance}: {why}; restarted {times} without progress since step {last.step:,}"
+
+
+def _waits(group: GroupStatus, progress: Progress | None) -> str:
     if group.stop is not None:
         return f"ends with a checkpoint: {group.stop}"
-    return f"generation {group.generation} forms" if group.forming else group.waits
+    return restarts(group, progress) or (f"generation {group.generation} forms" if group.forming else group.waits)
 
 
 def _slowness(stragglers: Mapping[int, float]) -> str:

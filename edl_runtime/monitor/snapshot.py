@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 HEADINGS = ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "GPU-UTILS")
 NOTHING = "-"
 
-Unit = Literal["cores", "bytes", "pieces"]
-"""Units of resources: devices and pods are counted."""
-
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """A job or pool.
@@ -211,13 +208,6 @@ def summary_row(monitor: MonitorSnapshot) -> tuple[str, ...]:
 def utilisation(use: ResourceUse | None) -> str:
     """Return the reserved share, as in "54.40%"."""
     return NOTHING if use is None or use.share is None else f"{100 * use.share:.2f}%"
-
-
-def unit_of(resource: str) -> Unit:
-    """Return a resource's unit."""
-    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
-        return "bytes"
-    return "cores" if resource == "cpu" else "pieces"
 
 
 def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None = None) -> JobLine:

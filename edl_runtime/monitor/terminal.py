@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from edl_runtime.autoscale.history import ResourceUse
 from edl_runtime.monitor.reports import format_duration
-from edl_runtime.monitor.snapshot import HEADINGS, NOTHING, JobLine, MonitorSnapshot, PoolLine, summary_row, unit_of
+from edl_runtime.monitor.snapshot import HEADINGS, NOTHING, JobLine, MonitorSnapshot, PoolLine, summary_row
+from edl_runtime.pods import format_amount
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,11 +61,7 @@ _TRAINING = ("NAME", "STEP", "DONE", "LEFT", "SAMPLES/S", "LOSS", "CHECKPOINT", 
 
 def _resource(name: str, use: ResourceUse) -> tuple[str, ...]:
     amounts = (use.reserved, use.ours, use.allowed, use.total)
-    return (name, *(NOTHING if amount is None else _amount(name, amount) for amount in amounts))
-
-
-def _amount(resource: str, amount: float) -> str:
-    return f"{amount / 2**30:,.2f} GiB" if unit_of(resource) == "bytes" else f"{amount:.6g}"
+    return (name, *(NOTHING if amount is None else format_amount(amount, name) for amount in amounts))
 
 
 def _pool(pool: PoolLine) -> tuple[str, ...]:

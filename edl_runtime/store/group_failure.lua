@@ -5,9 +5,9 @@
 --   KEYS: as listed in _group.lua
 --   State field failures: JSON of {step (the highest so far), generation (of the last), before (failures of earlier
 --   generations), most (failures of one member in this one), own (member id -> its failures in this one),
---   reported_by (member id -> true)}
+--   reported_by (member id -> true), count (before and most together), instance and reason (of the last)}
 --   ARGV[1] id of the worker's agent, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] generation (0 for none),
---   ARGV[5] step of the job, ARGV[6] '1' if there was progress, whatever the step
+--   ARGV[5] step of the job, ARGV[6] '1' if there was progress, whatever the step, ARGV[7] why it failed
 --
 -- Answers the count, this one included.
 
@@ -29,6 +29,8 @@ failures.generation = generation
 failures.reported_by[id] = true
 failures.own[id] = (failures.own[id] or 0) + 1
 failures.most = math.max(failures.most, failures.own[id])
+failures.count = failures.before + failures.most
+failures.instance, failures.reason = index_of(id), ARGV[7]
 set('failures', cjson.encode(failures))
 keep()
-return failures.before + failures.most
+return failures.count

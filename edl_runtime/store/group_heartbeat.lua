@@ -66,7 +66,7 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
       'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized',
       'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow', 'overtime',
-      'overtime_at', 'late_announced')
+      'overtime_at', 'late_announced', 'failures')
   end
   set('run', given.run)
 end

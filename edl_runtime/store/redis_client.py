@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import resources
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -24,7 +25,7 @@ from edl_runtime.store.errors import (
 from edl_runtime.store.redis_url import ALLOWED, SCHEMES, SentinelUrl, address_of, is_sentinel_url, without_secrets
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis.asyncio import ConnectionPool, Redis
     from redis.asyncio.client import Pipeline
 
 Record = TypeVar("Record")
@@ -38,6 +39,9 @@ _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|C
 
 _CLOSED = "Connection closed by server"
 """What the library says when a server ends a connection without an answer, as one does that expects TLS."""
+
+_answering: WeakSet[ConnectionPool] = WeakSet()
+"""The pools of clients that a Redis has answered, so that it speaks as they do."""
 
 _MISREAD = re.compile(
     r"WRONGTYPE|attempt to|bad argument|command arguments must|but found|not an integer|not a valid float"
@@ -135,6 +139,8 @@ def unavailable_if_lost(client: Redis, *keys: str) -> Iterator[None]:
         if not (_MISREAD.search(str(error)) or _NOT_NOW.search(str(error))):
             raise
         failure = error
+    else:
+        _answering.add(client.connection_pool)
     if task and task.cancelling() > cancelled_before:
         raise asyncio.CancelledError
     if failure is not None:
@@ -228,9 +234,9 @@ def address(client: Redis) -> str:
 def _cause(client: Redis, error: Exception) -> str:
     from redis.asyncio.connection import SSLConnection
 
-    text = str(error)
+    text, pool = str(error), client.connection_pool
     code = _NOT_NOW.search(text)
-    if text.startswith(_CLOSED) and not issubclass(client.connection_pool.connection_class, SSLConnection):
+    if text.startswith(_CLOSED) and pool not in _answering and not issubclass(pool.connection_class, SSLConnection):
         return f"{_CLOSED}; if it speaks TLS: the connection's `Redis over TLS`, or rediss:// in EDL_REDIS_URL"
     return text[code.start() :] if code else text or type(error).__name__
 

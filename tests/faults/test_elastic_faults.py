@@ -74,6 +74,23 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
         assert all(agent.poll() is None for agent in group.agents.values())
 
 
+def test_a_checkpoint_of_an_outage_has_the_time_when_it_was_written(
+    tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings
+) -> None:
+    """Not that at which Redis was back."""
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, checkpoint_every_steps=10)
+    with running_group(tmp_path / "out", settings, instances="1", **LONG) as group:
+        group.start(0)
+        group.await_event("saved")
+        away_at = time.time()
+        own_redis.kill()
+        group.await_steps(60)
+        back_at = time.time()
+        own_redis.start()
+        late = group.await_event("saved", lambda event: event.delay_s > 0)
+        assert away_at < late.at < back_at
+
+
 def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
     tmp_path: Path, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +113,21 @@ def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
         proxy.mend()
         group.await_condition(lambda: not trouble_of(settings), "the end of the standstill")
         group.await_steps(5)
+
+
+def test_a_training_whose_worker_was_killed_says_so_until_it_has_got_further(
+    tmp_path: Path, bare: RuntimeSettings
+) -> None:
+    """It makes steps meanwhile, those that were lost, and would look healthy."""
+    with running_group(tmp_path / "out", bare, instances="1", **LONG) as group:
+        group.start(0)
+        group.await_steps(40)
+        group.trainer(0).kill()
+        group.await_condition(lambda: trouble_of(bare), "a word about the restart")
+        how = r"instance 0: its worker was killed by SIGKILL \(.*\); restarted 1 time without progress since step \d+"
+        assert re.fullmatch(how, trouble_of(bare))
+        group.await_condition(lambda: not trouble_of(bare), "the step that it had reached")
+        assert len(group.stepped()) > 80
 
 
 def trouble_of(settings: RuntimeSettings) -> str:

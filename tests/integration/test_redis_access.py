@@ -24,6 +24,7 @@ from edl_runtime.registry.directory import Directory
 from edl_runtime.store import redis_client
 from edl_runtime.store.errors import RegistryAccessError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 
 @pytest.fixture(params=["", ":wrong-one@", "nobody:wrong-one@"], ids=["none", "another", "another user"])
@@ -94,6 +95,16 @@ async def test_a_client_without_tls_is_told_of_it(redis_url: str, tmp_path: Path
     async with redis_over_tls(redis_url, shown) as port, connect(f"redis://127.0.0.1:{port}/0") as client:
         with pytest.raises(RegistryUnavailableError, match=r"if it speaks TLS: .* rediss://"):
             await Directory(client, "team").pools()
+
+
+async def test_a_redis_that_has_answered_is_not_taken_for_one_over_tls(own_redis: RedisServer) -> None:
+    """It ends its connections as it is restarted, too."""
+    async with connect(own_redis.url) as client:
+        assert await Directory(client, "team").pools() == []
+        own_redis.kill()
+        with pytest.raises(RegistryUnavailableError) as caught:
+            await Directory(client, "team").pools()
+    assert "TLS" not in str(caught.value)
 
 
 async def test_another_kind_of_server_is_no_redis() -> None:

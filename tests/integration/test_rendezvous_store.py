@@ -19,7 +19,7 @@ from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError, NoCheckpointError
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
-from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, group_status, has_live_agents
+from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, LastFailure, group_status, has_live_agents
 from edl_runtime.elastic.rendezvous.news import GroupNews
 from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
@@ -377,6 +377,21 @@ async def test_the_last_checkpoint_is_part_of_the_status(client: Redis, namespac
     assert (after.checkpoint, after.resize) == (None, None)
 
 
+async def test_what_is_told_late_has_the_time_when_it_happened(client: Redis, namespace: str) -> None:
+    """As after an outage; told again because nobody answered, it is the same event."""
+    (agent,) = await group(client, namespace, 1)
+    saved = Event(kind="saved", instance=0, step=7, url="/c/7", delay_s=43.5)
+    assert await agent.membership.announce(saved)
+    assert not await agent.membership.announce(msgspec.structs.replace(saved, delay_s=44.0))
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.checkpoint is not None
+    told = (await read_events(client, namespace, JOB))[-1]
+    assert (told.kind, told.delay_s) == ("saved", 43.5)
+    assert told.at == pytest.approx(int(told.id.partition("-")[0]) / 1000 - 43.5, rel=0, abs=0.01)
+    assert status.checkpoint.at == pytest.approx(status.heard_at - 43.5, rel=0, abs=0.01)
+
+
 async def test_stragglers_are_part_of_the_status(client: Redis, namespace: str) -> None:
     """As long as they say so themselves, and are in the generation."""
     agents = await group(client, namespace, 3)
@@ -714,6 +729,23 @@ async def test_falls_without_progress_add_up(client: Redis, namespace: str) -> N
     assert await counts(one, [100, 100, 100, 100]) == [1, 2, 3, 4]
     assert await counts(one, [101, 50, 101, 101]) == [1, 2, 3, 4]
     assert await one.count_failure(0, 50, progress=True) == 1
+
+
+async def test_the_last_fall_is_part_of_the_status(client: Redis, namespace: str) -> None:
+    """With the falls before it since the job's last step; a new run begins without one."""
+    one, other = await faller(client, namespace), await faller(client, namespace, 3)
+    await one.count_failure(1, 100, progress=False, reason="it fell")
+    await other.count_failure(2, 100, progress=False, reason="so did it")
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.failure == LastFailure(step=100, instance=3, count=2, reason="so did it")
+    await one.end(JobOutcome("failed", "too many falls"))
+    for each in (one, other):
+        await each.leave()
+    await faller(client, namespace, boot="b")
+    after = await group_status(client, namespace, JOB)
+    assert after is not None
+    assert after.failure is None
 
 
 async def test_steps_of_others_are_progress(client: Redis, namespace: str) -> None:

@@ -121,7 +121,7 @@ async def test_a_job_grows_as_far_as_its_queue_has_quota_and_no_trainer_is_stopp
     assert first.items() <= third.items()
 
     await backend.resize("job", 4)
-    with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'grow'"):
+    with pytest.raises(BackendError, match="Kueue's queue 'grow' has yet to admit 1 pod of 'job'"):
         await backend.resize("job", 5)
     waits = f"3 of 4 run; 1 waits in Kueue's queue 'grow': {NO_QUOTA}"
     await reach(backend, "job", lambda status: status.reason.startswith(waits))

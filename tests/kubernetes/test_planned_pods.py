@@ -45,7 +45,7 @@ async def test_a_job_in_a_queue_of_kueue_grows_once_all_its_pods_are_admitted(
     started = await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content=merge)
     assert started["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
     await reach(backend, "job", lambda status: status.reason == "0 of 1 run; 1 waits in Kueue's queue 'gpus'")
-    with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'gpus'"):
+    with pytest.raises(BackendError, match="Kueue's queue 'gpus' has yet to admit 1 pod of 'job'"):
         await backend.resize("job", 3)
     (pod,) = await cluster.list_objects("pods")
     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}"

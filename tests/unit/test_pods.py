@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import HOME, MAX_QUANTITY, Pod, Volume, reserved_resources
+from edl_runtime.pods import HOME, MAX_QUANTITY, Pod, Volume, format_amount, reserved_resources
 from edl_runtime.specs import Bounds, JobSpec
 
 YAML = """
@@ -304,3 +304,20 @@ def test_a_few_lines_of_yaml_can_not_stand_for_billions_of_values() -> None:
             Pod(template=bomb)
     labels = Pod(template="metadata: {labels: &l {a: b}, annotations: *l}").template["metadata"]
     assert labels == {"labels": {"a": "b"}, "annotations": {"a": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("amount", "resource", "text"),
+    [
+        (900 * 2.0**30, "memory", "900 GiB"),
+        (1.5 * 2**40, "ephemeral-storage", "1,536 GiB"),
+        (2.0**29, "hugepages-2Mi", "0.5 GiB"),
+        (14.2, "cpu", "14.2"),
+        (0.25, "cpu", "0.25"),
+        (65536.0, "gpu", "65,536"),
+        (0.0, "memory", "0 GiB"),
+    ],
+)
+def test_an_amount_is_written_for_people(amount: float, resource: str, text: str) -> None:
+    """Nobody reads 9.66368e+11 bytes."""
+    assert format_amount(amount, resource) == text

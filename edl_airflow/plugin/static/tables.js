@@ -83,7 +83,7 @@ export function sizeOf(job) {
 /** What the next traffic window changes for a job or pool, in words; null where none is known. */
 export function nextOf({ wanted, next }) {
   if (!next) return null;
-  return [next.target === wanted ? `stays at ${wanted}` : `${number(wanted)} → ${next.target} instances`, ` from ${clock(next.at)}`];
+  return [next.target === wanted ? `stays at ${wanted}` : `${number(wanted)} → ${next.target} instance${next.target === 1 ? "" : "s"}`, ` from ${clock(next.at)}`];
 }
 
 /** How far a job is, with a bar; its steps where their number is unknown. */

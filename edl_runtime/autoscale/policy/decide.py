@@ -33,6 +33,7 @@ from itertools import groupby
 from edl_runtime.autoscale.policy.allocation import Allocation, Allocator, DenialReason
 from edl_runtime.autoscale.policy.groups import Group, groups_of
 from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Target, Workload, milli_needed
+from edl_runtime.pods import format_amount
 
 RESIZE_COOLDOWN_S = 300.0
 """For this long after its last resize a job takes no room from others to grow, and comes last to start again."""
@@ -200,7 +201,7 @@ def _share_text(allocation: Allocation, capacity: Mapping[str, float], resources
     """Return why a job that is admitted has no more instances."""
     if allocation.denial is DenialReason.CAPACITY:
         needs = [name for name, need in zip(resources, allocation.size, strict=True) if need]
-        whole = " and ".join(f"{capacity[name]:g} {name}" for name in needs if name in capacity)
+        whole = " and ".join(f"{format_amount(capacity[name], name)} {name}" for name in needs if name in capacity)
         return f"this is its share of the {whole} that training may use"
     if allocation.denial is DenialReason.ROOM:
         return "no node has room for another"
@@ -221,7 +222,8 @@ def _denial_text(group: Group, denial: DenialReason | None, capacity: Mapping[st
         for name in sorted({name for member in group.members for name in member.resources}):
             need = QUANTUM * sum(milli_needed(one.resources.get(name, 0)) * one.bounds.min for one in group.members)
             if need > capacity.get(name, math.inf):
-                return f"{least} needs {need:g} {name}, training may use {capacity[name]:g}"
+                used = format_amount(capacity[name], name)
+                return f"{least} needs {format_amount(need, name)} {name}, training may use {used}"
         return f"{least} does not fit beside those that come first"
     if denial is DenialReason.ROOM:
         return f"no node has room for {least}"

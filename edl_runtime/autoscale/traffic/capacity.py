@@ -15,6 +15,7 @@ from edl_runtime.autoscale.traffic.forecast import (
     zone_of,
 )
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows
+from edl_runtime.pods import format_amount
 
 LEAD_S = 60.0
 """How long before a window with less for training jobs shrink: time for a pause and the start of a pod."""
@@ -106,7 +107,8 @@ def _with_trouble(why: str, forecast: Forecast) -> str:
 
 def _describe(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
     moment = datetime.fromtimestamp(need.at_s, zone_of(forecast.profile.time_zone))
-    amount, kept = f"{format_amount(need.needed)} {forecast.resource}", format_amount(need.kept)
+    resource = forecast.resource
+    amount, kept = f"{format_amount(need.needed, resource)} {resource}", format_amount(need.kept, resource)
     if not need.expected:
         return f"the web needs {amount}, as of {format_time(moment, now)}, and is left {kept}"
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
@@ -114,11 +116,6 @@ def _describe(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
     begun = moment - (moment.replace(tzinfo=None) - midnight) % slot
     when = f"by {format_time(begun, now)}" if begun > now else "now"
     return f"the web is expected to need {amount} {when}, and is left {kept}"
-
-
-def format_amount(amount: float) -> str:
-    """Return an amount as in 14.2 or 65,536."""
-    return f"{amount:,.1f}".removesuffix(".0")
 
 
 def _named(window: str) -> str:

@@ -503,15 +503,19 @@ async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec, *,
         *([_check_archive(api, spec.name)] if keeps_log else []),
         return_exceptions=True,
     )
-    errors = [error for error in results if isinstance(error, BaseException)]
-    for error in errors:
-        if not isinstance(error, ClusterError | SubmitError):
-            raise error
-    # a conflict means that an object of that name exists by now; `_create` handles that
-    refused = [error for error in errors if not isinstance(error, ConflictError)]
+    refused: list[ClusterError | SubmitError] = []
+    for result in results:
+        if isinstance(result, ConflictError):  # an object of that name exists by now; `_create` handles that
+            continue
+        if isinstance(result, ClusterError | SubmitError):
+            refused.append(result)
+        elif isinstance(result, BaseException):
+            raise result
     if refused:
         reasons = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
-        raise SubmitError(spec.name, "; ".join(dict.fromkeys(reasons)))
+        raise SubmitError(
+            spec.name, "; ".join(dict.fromkeys(reasons)), lacks_right=any(error.lacks_right for error in refused)
+        )
 
 
 async def _check_rights(api: KubernetesClient, spec: JobSpec, *, keeps_log: bool) -> None:
@@ -522,9 +526,8 @@ async def _check_rights(api: KubernetesClient, spec: JobSpec, *, keeps_log: bool
         which = ", ".join(
             f'cannot {verb} resource "{resource}" in API group "{group}"' for group, resource, verb in missing
         )
-        raise SubmitError(
-            spec.name, str(ClusterError(403, "Forbidden", f'this account {which} in the namespace "{api.namespace}"'))
-        )
+        error = ClusterError(403, "Forbidden", f'this account {which} in the namespace "{api.namespace}"')
+        raise SubmitError(spec.name, str(error), lacks_right=True)
 
 
 async def _check_archive(api: KubernetesClient, name: str) -> None:
@@ -544,7 +547,7 @@ async def _create(api: KubernetesClient, manifest: Manifest, name: str) -> Manif
             return None
         raise _name_taken(manifest, name) from error
     except ClusterError as error:
-        raise SubmitError(name, str(error)) from error
+        raise SubmitError(name, str(error), lacks_right=error.lacks_right) from error
 
 
 async def _start_or_delete(
@@ -558,7 +561,9 @@ async def _start_or_delete(
         return await _start(api, created, spec, secrets)
     except (ClusterError, SubmitError) as error:
         await _delete_unstarted(api, created)
-        raise error if isinstance(error, SubmitError) else SubmitError(spec.name, str(error)) from error
+        if isinstance(error, SubmitError):
+            raise
+        raise SubmitError(spec.name, str(error), lacks_right=error.lacks_right) from error
 
 
 async def _delete_unstarted(api: KubernetesClient, created: Manifest) -> None:

@@ -71,7 +71,7 @@ def job_status(
     annotations = mapping_at(owner, "metadata", "annotations")
     is_pool = owner["kind"] == "Deployment"
     observed = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
-    elastic = annotations.get(names.ELASTIC) == "true"
+    elastic = _is_elastic(owner)
     phase, about = _pool_phase(owner, observed) if is_pool else _trainer_phase(owner, observed, elastic=elastic)
     seen = [with_delay(one, (delays or {}).get(one.status.pod, "")) for one in observed]
     if phase == "running" and about is None:
@@ -240,12 +240,15 @@ def _queue(owner: Manifest) -> str:
     return str(mapping_at(owner, "metadata", "labels").get(names.QUEUE) or "") if owner["kind"] == "Job" else ""
 
 
+def _is_elastic(owner: Manifest) -> bool:
+    return bool(mapping_at(owner, "metadata", "annotations").get(names.ELASTIC) == "true")
+
+
 def _resumes(owner: Manifest) -> bool:
     if owner["kind"] == "Deployment":
         return True
     checkpoint = _variable(owner, "EDL_CHECKPOINT")
-    is_elastic = mapping_at(owner, "metadata", "annotations").get(names.ELASTIC) == "true"
-    return is_elastic and bool(checkpoint.get("value") or checkpoint.get("valueFrom")) and not _queue(owner)
+    return _is_elastic(owner) and bool(checkpoint.get("value") or checkpoint.get("valueFrom")) and not _queue(owner)
 
 
 def _variable(owner: Manifest, name: str) -> Mapping[str, Any]:
@@ -340,7 +343,10 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[ObservedI
     staying = completions if desired_instances(job) else 0
     present = {
         index: observed_trainer(
-            sorted_by_age(of_index)[-1], given_up=index in failed, most_disruptions=most_disruptions(job)
+            sorted_by_age(of_index)[-1],
+            given_up=index in failed,
+            most_disruptions=most_disruptions(job),
+            elastic=_is_elastic(job),
         )
         for index, of_index in by_index.items()
         if (index in shown or index not in failed) and (index < staying or not all(map(pod_has_ended, of_index)))

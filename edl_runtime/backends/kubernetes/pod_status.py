@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime.backends.errors import with_agents_words
 from edl_runtime.backends.interface import InstanceStatus, Phase
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MAX_STARTS
@@ -89,7 +90,7 @@ class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
         return self.status.reason
 
 
-def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) -> ObservedInstance:
+def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int, elastic: bool) -> ObservedInstance:
     restarts = _earlier_pods(pod)
     container = container_status(pod)
     terminated = mapping_at(container, "state").get("terminated")
@@ -98,6 +99,8 @@ def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) ->
     index = index_of(pod)
     disrupted = condition(pod, "DisruptionTarget") is not None and not given_up and phase != "succeeded"
     disruptions = int(mapping_at(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)) + disrupted
+    logged = (terminated or mapping_at(_failed_before(pod), "state", "terminated")) if phase == "failed" else None
+    last_lines = _last_lines(logged)
     problem, permanent = _start_problem(pod, index)
     if not problem and phase == "failed":
         problem, permanent = _exit_problem(pod, index, terminated)
@@ -105,6 +108,8 @@ def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) ->
             problem = f"{problem}, which says that it can never work as configured"
         elif given_up:
             problem = f"instance {index} ended {restarts + 1} times, the last time it {describe_end(pod, terminated)}"
+        if elastic and not permanent:
+            problem = with_agents_words(problem, index, last_lines)
     if disrupted or (disruptions > most_disruptions and phase != "succeeded"):
         problem = _disruption_problem(pod, index, disruptions, most_disruptions)
     status = _instance_status(
@@ -118,10 +123,9 @@ def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) ->
         given_up=given_up,
         reason=problem,
     )
-    logged = (terminated or mapping_at(_failed_before(pod), "state", "terminated")) if phase == "failed" else None
     return ObservedInstance(
         status=status,
-        last_lines=_last_lines(logged),
+        last_lines=last_lines,
         result=_result(terminated),
         ended_at=unix_time(terminated.get("finishedAt")) if terminated else 0.0,
         permanent=permanent and not disrupted,
@@ -324,6 +328,8 @@ def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
     for container in _waiting(pod):
         waiting = container["state"]["waiting"]
         reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+        if reason == "ImagePullBackOff" and (failed := message.partition("ErrImagePull: ")[2]):
+            reason, message = "ErrImagePull", failed  # it is one failure, also while the kubelet waits to try again
         whose = "" if container["name"] == names.CONTAINER else f"container {container['name']!r}: "
         problem = f"instance {index} can't start: {whose}{reason}: {message}"
         if reason in _PULLING_FAILED:

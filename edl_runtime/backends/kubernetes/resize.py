@@ -27,7 +27,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     is_pod_of,
     pod_has_ended,
 )
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, counted
 
 
 class Size(NamedTuple):
@@ -125,7 +125,7 @@ def _check_queue(owner: Manifest, queue: str, instances: int, pods: Sequence[Man
     waiting = set(range(owner["spec"]["completions"])) - admitted - set(failed_indexes(owner))
     if waiting:
         raise BackendError(
-            f"{len(waiting)} pods of {name!r} wait in Kueue's queue {queue!r}; resize it when they have been admitted"
+            f"Kueue's queue {queue!r} has yet to admit {counted(len(waiting), 'pod')} of {name!r}; resize it after that"
         )
 
 

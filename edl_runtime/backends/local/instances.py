@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from edl_runtime.backends.errors import with_agents_words
 from edl_runtime.backends.interface import InstanceStatus
 from edl_runtime.backends.local import instance_wrapper
 from edl_runtime.backends.local.backend import NODE_NAME
@@ -217,10 +218,6 @@ class ProcessTable:
                 self._no_orphans.clear()  # the next SIGCHLD tells of their end
 
 
-AGENT_PREFIX = "edl: "
-"""An agent's last line begins so, followed by why it ended."""
-
-
 class InstanceLauncher:
     """Starts instances of `spec`.
 
@@ -269,11 +266,11 @@ class InstanceLauncher:
     def failure(self, index: int, reason: str) -> FailureDetail:
         """Return the reason with what the agent's last line and full disks add to it, and the end of the log."""
         lines = tuple(tail(self._log(index)))
-        last = next((line for line in reversed(lines) if line.startswith(AGENT_PREFIX)), "") if self._has_agents else ""
-        why = last.removeprefix(AGENT_PREFIX).removeprefix(f"instance {index}: ")
+        ended = f"instance {index} {reason}"
+        why = with_agents_words(ended, index, lines) if self._has_agents else ended
         full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []
         where = f"; no space is left in {', '.join(full)}" if full else ""
-        return FailureDetail(f"instance {index} {reason}{f': {why}' if why else ''}{where}", lines)
+        return FailureDetail(f"{why}{where}", lines)
 
     def _log(self, index: int) -> Path:
         return self._run_folder / f"{index}.log"

@@ -310,7 +310,10 @@ class Agent:
             self._failure_streak = self._failure_streak.after(failure, others.step)
         with suppress(RegistryUnavailableError):  # the count is not known then
             if not failure.unwritten and not others.without:
-                count = await self._store.count_failure(failure.generation, others.step, progress=failure.made_progress)
+                why = failure.reason if failure.elastic else ""  # plain scripts report no later step
+                count = await self._store.count_failure(
+                    failure.generation, others.step, progress=failure.made_progress, reason=why
+                )
         self._verdict = judge_failure(failure, others, self._failure_streak, count)
         if failure.unwritten and not others.stay:
             newest = await self._reporter.newest_checkpoint()

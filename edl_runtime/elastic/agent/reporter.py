@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,10 +24,23 @@ if TYPE_CHECKING:
 PROGRESS_EVERY_S = 1.0
 RETRY_AFTER_S = 1.0  # while Redis is away
 
+LATE_S = 1.0
+"""What is published so long after it happened says so."""
+
 MAX_QUEUED = 1000
 """Reports that are kept while Redis is unavailable; then the oldest is dropped."""
 
 log = get_logger(__name__)
+
+
+_Part = Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed
+
+
+class _Report(NamedTuple):
+    """What is to be published, `since` a time of the monotonic clock."""
+
+    what: _Part
+    since: float
 
 
 class StatusReporter:
@@ -37,7 +50,7 @@ class StatusReporter:
         self._client = client
         self._settings = settings
         self._store = store
-        self._waiting: deque[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed] = deque(maxlen=MAX_QUEUED)
+        self._waiting: deque[_Report] = deque(maxlen=MAX_QUEUED)
         self._failed = False  # whether the first of the queue may have been published without an answer
         self._progress: Progress | None = None
         self._news = asyncio.Event()
@@ -45,7 +58,8 @@ class StatusReporter:
 
     def report(self, update: CheckpointSaved | CheckpointDelayed | Note) -> None:
         """Queue an update of the worker."""
-        self._waiting.extend(self._parts(update))
+        now = time.monotonic()
+        self._waiting.extend(_Report(part, now) for part in self._parts(update))
         self._news.set()
 
     def set_progress(self, report: Progress | None) -> None:
@@ -109,22 +123,22 @@ class StatusReporter:
                 self._failed = False
                 self._waiting.popleft()
 
-    async def _send(self, what: Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed, *, again: bool) -> None:
+    async def _send(self, report: _Report, *, again: bool) -> None:
         """Publish once, also where an earlier try was not answered."""
+        what = report.what
         if isinstance(what, CheckpointDelayed):
             keeps = f"this instance keeps the weights of step {what.step} and tries again for {what.for_s:.0f} s"
             text = f"the last checkpoint can't be written: {what.reason}; {keeps}; {await self._newest()}"
             what = Event(kind="note", instance=self._settings.instance, reason=text)
         if isinstance(what, Event):
-            await self._store.announce(what)
+            late_s = time.monotonic() - report.since
+            await self._store.announce(msgspec.structs.replace(what, delay_s=late_s if late_s >= LATE_S else 0.0))
             return
         if again and await checkpoint_events.newest(self._client, self._settings.namespace, self._stream) == what:
             return
         await checkpoint_events.publish(self._client, self._settings.namespace, self._stream, what)
 
-    def _parts(
-        self, update: CheckpointSaved | CheckpointDelayed | Note
-    ) -> list[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed]:
+    def _parts(self, update: CheckpointSaved | CheckpointDelayed | Note) -> list[_Part]:
         instance = self._settings.instance
         if isinstance(update, CheckpointDelayed):
             return [update]

@@ -53,6 +53,19 @@ class LastResize(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float = 0.0
 
 
+class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The last worker that failed, at a step of the job: of which instance, and why.
+
+    `count`: so many failed without a later step in between. `reason`: empty for plain scripts, which report no steps,
+    and of agents of an earlier version.
+    """
+
+    step: int
+    instance: int = 0
+    count: int = 0
+    reason: str = ""
+
+
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The present, or last, state of a job's group.
 
@@ -75,10 +88,12 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float = 0.0
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
+    failure: LastFailure | None = None
 
 
 FIELDS = (
     "run", "formed", "members", "outcome", "wall", "current", "waits", "stop", "saved", "saved_at", "resized", "slow",
+    "failures",
 )  # fmt: skip
 """The fields of the group's state that a status is made of."""
 
@@ -89,6 +104,7 @@ MOST_BYTES = 1 << 20
 _outcome_decoder = JsonDecoder(JobOutcome)
 _checkpoint_decoder = JsonDecoder(LastCheckpoint)
 _resize_decoder = JsonDecoder(LastResize)
+_failure_decoder = JsonDecoder(LastFailure)
 
 
 async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus | None:
@@ -141,6 +157,7 @@ def _status(key: str, state: Mapping[str, str], now_s: float) -> GroupStatus:
             read_at=now_s,
             checkpoint=msgspec.structs.replace(saved, at=saved_at) if saved else None,
             resize=_resize_decoder.decode(state["resized"]) if "resized" in state else None,
+            failure=_failure_decoder.decode(state["failures"]) if "failures" in state else None,
         )
 
 

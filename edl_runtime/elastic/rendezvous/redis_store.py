@@ -27,6 +27,7 @@ from edl_runtime.elastic.rendezvous.generation import (
     TrainerMember,
 )
 from edl_runtime.elastic.rendezvous.group_status import has_live_agents
+from edl_runtime.errors import clipped
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
@@ -171,21 +172,22 @@ class RendezvousStore:
         """Set how the job has ended; the first outcome counts. Raises RegistryUnavailableError."""
         await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
 
-    async def count_failure(self, generation: int, step: int, *, progress: bool) -> int:
+    async def count_failure(self, generation: int, step: int, *, progress: bool, reason: str = "") -> int:
         """Return how many workers of the job have failed without progress in between, this one included.
 
         `generation`: the one assigned to it, 0 for none. `step`: the job's; one above that of all failures before is
-        progress, and so is `progress` itself. Raises RegistryUnavailableError.
+        progress, and so is `progress` itself. `reason`: why, for the group's status.
+
+        Raises RegistryUnavailableError.
         """
-        return int(await self._run("failure", generation, step, int(progress)))
+        return int(await self._run("failure", generation, step, int(progress), clipped(reason)))
 
     async def announce(self, event: Event) -> bool:
         """Add to the job's events, and return True; "waiting" and "saved" only when the last such event was another.
 
         Raises RegistryUnavailableError.
         """
-        text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
-        return bool(await self._run("announce", text, event.kind, event.reason, event.request))
+        return bool(await self._run("announce", *_announced(event)))
 
     async def _heartbeat(self, member: TrainerMember) -> Any:
         seen = self._seen
@@ -319,6 +321,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint answers, or why there is none.
 
     - `id`, `at`: the event's id in the stream, and its time in Unix seconds of Redis's clock.
+    - `delay_s`: how much later Redis was told of it, as after an outage; 0 for less than a second.
     """
 
     kind: EventKind
@@ -337,6 +340,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str = ""
     metrics: dict[str, float] = {}
     request: int = 0
+    delay_s: float = 0.0
 
     def line(self) -> str:
         """Return this event as a line for people, in this machine's time zone."""
@@ -380,9 +384,13 @@ async def read_events(client: Redis, namespace: str, job: str, *, after: str = "
 async def announce(client: Redis, namespace: str, job: str, event: Event) -> None:
     """Add to the job's events what somebody else than its agents has seen. Raises RegistryUnavailableError."""
     nobody: list[str | int] = ["", 0, 0]
-    text = msgspec.json.encode(event).decode()
-    args = [*nobody, text, event.kind, event.reason, event.request]
-    await run_script(client, "group_announce", keys.group_keys(namespace, job), args)
+    await run_script(client, "group_announce", keys.group_keys(namespace, job), [*nobody, *_announced(event)])
+
+
+def _announced(event: Event) -> list[str | int]:
+    """Return the script's arguments. An event that is told again has the same text, how late it ever is."""
+    text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0, delay_s=0.0)).decode()
+    return [text, event.kind, event.reason, event.request, round(1000 * event.delay_s)]
 
 
 async def last_events(
@@ -446,6 +454,7 @@ def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
         except msgspec.DecodeError as error:  # written by another version
             log.warning("event.skipped", content=content[:200], cause=str(error))
             continue
-        at = min(int(entry_id.partition("-")[0]) / 1000, _LAST_TIME)  # who writes an entry may choose its id
+        told_at = int(entry_id.partition("-")[0]) / 1000
+        at = min(max(told_at - event.delay_s, 0.0), _LAST_TIME)  # who writes an entry may choose both
         events.append(msgspec.structs.replace(event, id=entry_id, at=at))
     return events

@@ -49,7 +49,7 @@ from edl_runtime.elastic.training.train_state import (
     takes_part,
     values_of,
 )
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, counted
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NotFinite
@@ -674,8 +674,8 @@ class TrainingLoop:
             now = train_state.scale.at(train_state.steps)
             gradually = f", and warms up to {target:.4g}" if now < target else ""
             text = (
-                f"generation {join.generation}, {join.world_size} instances: from step {train_state.steps} on "
-                f"the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
+                f"generation {join.generation}, {counted(join.world_size, 'instance')}: from step {train_state.steps} "
+                f"on the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
                 f"times the script's{gradually}"
             )
             self.agent.send(Note(text=text))

@@ -58,6 +58,7 @@ def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any)
         DatasetChangedError(5, 6),
         CheckpointHeldError("/kept", FolderHolder(job="nightly", namespace="default", since=0.0)),
         RegistryAccessError("redis:6379", "WRONGPASS", password_given=True),
+        SubmitError("j", 'User "w" cannot create resource "jobs"', lacks_right=True),
         AirflowNotFoundException("no such connection"),
         UserError("exit 78"),
     ],

@@ -144,14 +144,14 @@ def test_a_wait_for_a_pool_that_nobody_has_or_that_loads_says_so() -> None:
     ("wait", "view", "lack"),
     [
         (RUNS, JobObservation(), "there is no such job"),
-        (RUNS, JobObservation(job=JOB), "0 instances train together, 1 or more are required"),
+        (RUNS, JobObservation(job=JOB), "it trains with 0 instances, required: 1 or more"),
         (
             msgspec.structs.replace(RUNS, at_most=1),
             JobObservation(job=JOB),
-            "0 instances train together, 1 are required",
+            "it trains with 0 instances, required: 1",
         ),
         (RUNS, JobObservation(trouble="away"), "Redis does not answer"),
-        (NOBODY, JobObservation(job=LEAVING), "1 instances have yet to leave"),
+        (NOBODY, JobObservation(job=LEAVING), "it waits for 1 instance to leave"),
     ],
 )
 def test_what_a_wait_for_a_job_lacks_is_in_the_error(wait: JobCondition, view: JobObservation, lack: str) -> None:

@@ -284,6 +284,14 @@ def test_a_quota_limits_what_it_names_alone() -> None:
     assert counts(found) == {"runs": 9, "new": 4}
 
 
+def test_a_job_that_waits_for_memory_says_so_in_gibibytes() -> None:
+    """As people write it."""
+    there = {"cpu": 8.0, "memory": 30.5 * 2**30}
+    asks = job("big", Bounds(1, 4), 1.0, 0, pending=1, resources={"cpu": 1.0, "memory": 900 * 2.0**30})
+    found = on([NodeCapacity(name="node", total=there, free=there)], asks)
+    assert reasons(found) == {"big": "waits: its minimum of 1 needs 900 GiB memory, training may use 30.5 GiB"}
+
+
 def test_room_is_where_a_job_may_be() -> None:
     """A tainted node and one without a label have room, and yet others make way for who may not be there."""
     tainted = ({"key": "control-plane", "value": "", "effect": "NoSchedule"},)

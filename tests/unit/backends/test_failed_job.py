@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edl_runtime.backends.errors import JobFailedError
@@ -25,15 +26,23 @@ AGENT = (
         (TRACEBACK, ": ModuleNotFoundError: No module named 'nets'"),
         ((*TRACEBACK, *AGENT), ": ModuleNotFoundError: No module named 'nets'"),
         (("/usr/bin/python3: No module named edl_runtime", *AGENT), ": /usr/bin/python3: No module named edl_runtime"),
-        (("edl: model 'm': there is no such folder",), ": edl: model 'm': there is no such folder"),
+        (("edl: model 'm': there is no such folder",), ": model 'm': there is no such folder"),
+        (("reading", "edl: instance 0: it lags; no step in 300 s", AGENT[0]), ": it lags; no step in 300 s"),
+        (("reading", "edl: instance 0: its worker was killed by SIGKILL (lack of memory)"), ": reading"),
         (AGENT, ""),
         ((), ""),
     ],
 )
 def test_the_first_line_has_the_cause(lines: tuple[str, ...], first: str) -> None:
-    """Rather than the agent's last words, which only repeat the reason."""
+    """Rather than the agent's last words where they only repeat the reason; for Airflow as for the commands."""
     reason = "instance 0 exited with 1: its worker exited with 1"
     assert str(JobFailedError("job", reason, lines)).splitlines()[0] == f"'job' failed: {reason}{first}"
+    job = JobStatus(
+        name="job", kind="trainer", phase="failed", token="", digest="", wanted=1, created_at=1.0,
+        reason=reason, last_lines=lines,
+    )  # fmt: skip
+    assert job.why == f"{reason}{first}"
+    assert msgspec.structs.replace(job, phase="running").why == reason
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import click
@@ -18,7 +19,7 @@ import pytest
 from support.edl_command import Edl, edl_command
 
 from edl_runtime.backends.errors import UnknownJobError
-from edl_runtime.backends.interface import JobStatus, LogLine, Phase
+from edl_runtime.backends.interface import InstanceStatus, JobStatus, LogLine, Phase
 from edl_runtime.backends.kubernetes import kubeconfig
 from edl_runtime.backends.kubernetes.kubeconfig import kubeconfig_namespace
 from edl_runtime.backends.local.backend import LocalBackend
@@ -303,12 +304,10 @@ def test_logs_end_quietly_when_nobody_reads_on(work_dir: Path) -> None:
     asyncio.run(LocalBackend(work_dir).delete("pool"))
 
 
-def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
-    """Return a backend that knows one job, whose log is silent for ever, or not there."""
-    status = JobStatus(
-        name="job", kind="trainer", phase=phase, token="", digest="", wanted=1, created_at=1.0, reason=reason,
-        invalid_spec=True,
-    )  # fmt: skip
+def as_told(phase: Phase, reason: str = "", *, log: bool, **more: Any) -> SimpleNamespace:
+    """Return a backend that knows one job, of which there is `more`; its log is silent for ever, or not there."""
+    given = {"token": "", "reason": reason, "invalid_spec": True, **more}
+    status = JobStatus(name="job", kind="trainer", phase=phase, digest="", wanted=1, created_at=1.0, **given)
 
     async def logs(*_: object, **__: object) -> AsyncIterator[LogLine]:
         if not log:
@@ -316,7 +315,24 @@ def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
         await asyncio.Event().wait()
         yield LogLine(0, "never")
 
-    return SimpleNamespace(get=AsyncMock(return_value=status), delete=AsyncMock(return_value=True), logs=logs)
+    get, delete = AsyncMock(return_value=status), AsyncMock(return_value=True)
+    return SimpleNamespace(get=get, list=AsyncMock(return_value=[status]), delete=delete, logs=logs, place="ml")
+
+
+def test_a_job_has_the_state_that_the_page_and_the_monitor_show(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its minimum of running instances it is pending, as where no image can be pulled."""
+    monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", "no image", log=False))
+    heading, row = (line.split() for line in edl("jobs")[1].splitlines())
+    assert (heading[2], row[2:4]) == ("STATE", ["pending", "0/1"])
+
+
+def test_jobs_that_have_failed_say_why(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their output has the cause; an exit status alone says little."""
+    told = as_told(
+        "failed", "instance 0 exited with 1", log=False, last_lines=("edl: model 'm': there is no such folder",)
+    )
+    monkeypatch.setattr(backends, "open_backend", lambda _: told)
+    assert "instance 0 exited with 1: model 'm': there is no such folder" in edl("jobs")[1]
 
 
 def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,10 +342,59 @@ def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatc
     assert edl("logs", "-f", "job") == (0, "", "edl: no such image\n")
 
 
-def test_a_stop_reports_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job is gone all the same."""
-    monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", log=False))
-    assert edl("stop", "job") == (0, "job is stopped; its output could not be kept\n", "")
+WAITS = InstanceStatus(index=0, phase="pending", started_at=1.0)
+DELETE = "while there is a TrainingJob 'job', it is made again: end it by `kubectl delete trainingjob job -n ml`; "
+KEPT = "no output of it is kept"
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "told"),
+    [
+        ("running", {}, KEPT),
+        ("running", {"instances": (WAITS,)}, "it has no output, as no instance had started"),
+        ("running", {"instances": (msgspec.structs.replace(WAITS, restarts=1),)}, KEPT),
+        ("running", {"token": "TrainingJob/job/8d2f/0a1b"}, f"{DELETE}{KEPT}"),
+        ("failed", {"token": "TrainingJob/job/8d2f/0a1b"}, KEPT),
+        ("running", {"token": "TrainingJob/job/0a1b"}, KEPT),
+    ],
+)
+def test_a_stop_says_what_is_left(
+    edl: Edl, monkeypatch: pytest.MonkeyPatch, phase: Phase, more: dict[str, Any], told: str
+) -> None:
+    """Of its output, and what would make the job again; a DAG may be called TrainingJob."""
+    monkeypatch.setattr(backends, "open_backend", lambda _: as_told(phase, log=False, **more))
+    assert edl("stop", "job") == (0, f"job is stopped; {told}\n", "")
+
+
+def test_several_jobs_are_stopped_at_once(edl: Edl, work_dir: Path) -> None:
+    """All or, where a name is not known, none."""
+    backend = LocalBackend(work_dir)
+    for name in ("a", "b"):
+        submit(backend, name, PRINTS)
+    status, printed, complaint = edl("stop", "a", "nobody", "b")
+    assert (status, printed) == (1, "")
+    assert "no job or pool named 'nobody'; there are: a, b" in complaint
+    assert [status.name for status in asyncio.run(backend.list())] == ["a", "b"]
+    status, printed, complaint = edl("stop", "b", "a", "b")
+    assert (status, complaint) == (0, "")
+    assert sorted(printed.splitlines()) == [f"{name} is stopped; `edl logs {name}` shows its output" for name in "ab"]
+    for name in ("a", "b"):
+        submit(backend, name, PRINTS)
+    assert [one["name"] for one in msgspec.json.decode(edl("stop", "b", "a", "--json")[1])] == ["b", "a"]
+
+
+def test_an_agent_that_cannot_begin_says_so_in_the_events(
+    edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no group yet, and its pod may soon be gone."""
+    given = {"REDIS_URL": redis_url, "NAMESPACE": namespace, "JOB": "job", "INSTANCE": "3"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"EDL_{name}", value)
+    why = "command: got 'nothere.py', allowed is a script that can be read (No such file or directory)"
+    assert edl("agent", "--instances", "1:1", "--", "nothere.py") == (EX_CONFIG, "", f"edl: {why}\n")
+    assert f"failed      instance 3 · {why}" in edl("events", "job")[1]
+    monkeypatch.setenv("EDL_REDIS_URL", "redis://127.0.0.1:9/0")
+    assert edl("agent", "--instances", "1:1", "--", "nothere.py") == (EX_CONFIG, "", f"edl: {why}\n")
 
 
 @pytest.mark.usefixtures("pool")
@@ -342,7 +407,7 @@ def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
     said = "pool is suspended; `edl resize pool N` or a rescaling resumes it\n"
     assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
-    for words in ("pending", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
+    for words in (" suspended ", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
         assert words in table
     assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
 

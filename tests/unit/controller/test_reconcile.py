@@ -232,10 +232,22 @@ def test_conditions_keep_the_time_of_their_last_transition() -> None:
         (Pace("5%"), 2, "True", ""),
         (Pace("5%", Standstill("NoStep", "no step for 2m 5s")), 2, "False", "no step for 2m 5s"),
         (Pace("", Standstill("NotHeard", "no report for 2m 5s")), 1, "Unknown", "no report for 2m 5s"),
+        (Pace("5%", None, "restarted 2 times"), 2, "True", "restarted 2 times"),
+        (Pace("5%", Standstill("NoStep", "no step for 2m 5s"), "restarted"), 2, "False", "no step for 2m 5s"),
+        (Pace("5%", None, "restarted 2 times"), 0, None, ""),
         (Pace(), 2, None, ""),
         (Pace("5%", Standstill("NoStep", "no step for 2m 5s")), 0, None, ""),
     ],
-    ids=["it makes steps", "it stands still", "who knows", "nothing is known so far", "nothing of it runs"],
+    ids=[
+        "it makes steps",
+        "it stands still",
+        "who knows",
+        "it repeats its steps",
+        "it repeats none",
+        "it repeated its steps",
+        "nothing is known so far",
+        "nothing of it runs",
+    ],
 )
 def test_whether_a_training_makes_steps_is_a_condition(
     pace: Pace, running: int, status: str | None, reason: str
@@ -276,7 +288,7 @@ def test_events_are_of_changes() -> None:
     assert list(events_of(done, status_of(done, None, None, NOW))) == []
     leaving = resource(2, status=running, deletionTimestamp="now")
     (stopping,) = events_of(leaving, status_of(leaving, job(), None, NOW))
-    assert stopping.message == "stopping: waits until 2 instances have written a last checkpoint and ended"
+    assert stopping.message == "stopping: waits for 2 instances to write a last checkpoint and end"
 
 
 @pytest.mark.parametrize(

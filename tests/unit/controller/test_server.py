@@ -10,7 +10,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ from edl_runtime.controller import server
 from edl_runtime.controller.server import build_app
 from edl_runtime.controller.vitals import SILENT_S, Vitals
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.redis_client import connect
 
 
 def asked(
@@ -30,7 +30,8 @@ def asked(
             raise redis
         return True
 
-    client: Any = SimpleNamespace(ping=ping, connection_pool=SimpleNamespace(connection_kwargs={}))
+    client: Any = connect("redis://localhost:6379/0")
+    client.ping = ping
     app = build_app(vitals, client, token=token, has_metrics=has_metrics)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 

@@ -412,7 +412,7 @@ def test_the_learning_rate_follows_the_number_of_instances() -> None:
     assert run.learning_rate == 0.05
     assert optimizer.get_lr() == 0.1
     assert notes(link) == [
-        "generation 1, 1 instances: from step 0 on the learning rate goes from 1 to 0.5 times the script's"
+        "generation 1, 1 instance: from step 0 on the learning rate goes from 1 to 0.5 times the script's"
     ]
 
 

@@ -10,7 +10,7 @@ from support.autoscale.jobs import NOON
 from support.autoscale.jobs import running_job as job
 
 from edl_runtime.elastic.rendezvous.generation import JobOutcome
-from edl_runtime.elastic.rendezvous.group_status import GroupStatus
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastFailure
 from edl_runtime.monitor.reports import UNKNOWN, JobReport, Standstill, standstill, unknown_reports
 from edl_runtime.monitor.snapshot import job_line
 from edl_runtime.progress import Progress
@@ -79,6 +79,41 @@ def test_only_a_training_that_runs_can_stand_still() -> None:
     others = [job("a", 3, kind="pool"), job("a", 3, phase="failed"), job("a", 0, 0), job("a", 0, 3)]
     assert [standstill(one, seen) for one in others] == [None] * 4
     assert not unknown_reports(others[:2])
+
+
+KILLED = LastFailure(step=23, instance=1, count=2, reason="its worker was killed by SIGKILL")
+LOOPS = "instance 1: its worker was killed by SIGKILL; restarted 2 times without progress since step 23"
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        (report(5.0, failure=KILLED), LOOPS),
+        (report(5.0, failure=KILLED, forming=True, stragglers={2: 1.5}), LOOPS),
+        (report(200.0, failure=KILLED, waits="no room"), f"no step for 3m 20s: {LOOPS}"),
+        (report(5.0, failure=KILLED, stop="edl stop"), "ends with a checkpoint: edl stop"),
+        (report(5.0, failure=KILLED, outcome=JobOutcome("failed", "no memory")), ""),
+        (report(5.0, failure=msgspec.structs.replace(KILLED, step=22)), ""),
+        (report(5.0, failure=msgspec.structs.replace(KILLED, reason="")), ""),
+        (
+            report(5.0, failure=msgspec.structs.replace(KILLED, count=1, reason="ValueError: 1\n2")),
+            "instance 1: ValueError: 1; restarted 1 time without progress since step 23",
+        ),
+    ],
+    ids=[
+        "it repeats its steps",
+        "or is about to",
+        "or makes none",
+        "it ends",
+        "it has ended",
+        "it has got further",
+        "its script reports no steps",
+        "its reason has two lines",
+    ],
+)
+def test_a_line_says_that_workers_are_restarted_without_progress(seen: JobReport, says: str) -> None:
+    """From the first restart on, until the job has got further than before."""
+    assert job_line(job("a", 3), seen).trouble == says
 
 
 def test_a_line_says_that_a_training_stands_still() -> None:

@@ -106,7 +106,7 @@ def test_resizes_failures_and_checkpoints_are_marks() -> None:
     assert [(mark["kind"], mark["text"]) for mark in marks] == [
         ("checkpoint", "step 7"),
         ("failure", "instance 1: exit status 1"),
-        ("resize", "2 → 1 instances: instance 1 is gone"),
+        ("resize", "2 → 1 instance: instance 1 is gone"),
     ]
 
 

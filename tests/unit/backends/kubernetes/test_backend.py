@@ -51,11 +51,12 @@ async def written(_: web.Request) -> web.Response:
 class Cluster:
     """Has one Job, and `has` by plural, in the namespace "ns".
 
-    `refuses`: the status of answers for a kind, as "pods", or to one method, as "PATCH pods".
+    `refuses`: the status of answers for a kind, as "pods", or to one method, as "PATCH pods"; `says`: how.
     """
 
-    def __init__(self, refuses: dict[str, int], **has: Any) -> None:
+    def __init__(self, refuses: dict[str, int], *, says: str = "no {}", **has: Any) -> None:
         self.refuses = refuses
+        self.says = says
         self.has = {"jobs": [JOB], **has}
         self.kept: list[Any] = []
         self.patched: list[Any] = []
@@ -68,7 +69,7 @@ class Cluster:
         if "watch" not in request.query:  # one may begin at any time after its list
             self.requests.append(f"{request.method} {kind}")
         if status := self.refuses.get(kind) or self.refuses.get(f"{request.method} {kind}"):
-            return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=status)
+            return web.json_response({"reason": "Refused", "message": self.says.format(kind)}, status=status)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -147,6 +148,23 @@ async def test_where_no_logs_are_kept_nobody_reads_them_or_asks_for_a_config_map
     assert not [request for request in cluster.requests if "configmaps" in request or "pods" in request]
 
 
+@pytest.mark.parametrize(
+    ("status", "says", "lacks_right"),
+    [
+        (403, 'User "w" cannot create resource "{}" in API group "apps" in the namespace "ns"', True),
+        (403, "{} is forbidden: exceeded quota", False),
+        (422, "{} cannot be", False),
+    ],
+)
+async def test_a_submit_says_whether_it_lacks_a_right(status: int, says: str, *, lacks_right: bool) -> None:
+    """Which no second try will have, while a quota may be free by then."""
+    cluster = Cluster({"POST deployments": status}, says=says)
+    async with cluster.backend(kept_logs=0, defaults=Pod(image="edl:1")) as backend:
+        with pytest.raises(SubmitError, match=re.escape(says.format("deployments"))) as caught:
+            await backend.submit(job("print('up')", name="other"), token="mine", secrets={})
+    assert caught.value.lacks_right == lacks_right
+
+
 @pytest.mark.parametrize(("second", "told"), [(1, ""), (3, "its pods can't be created: exceeded quota")])
 @pytest.mark.parametrize("followed", [False, True])
 async def test_only_what_was_refused_since_the_newest_pod_is_told(second: int, told: str, *, followed: bool) -> None:
@@ -211,9 +229,9 @@ async def test_why_a_job_waits_in_its_queue_is_read_where_it_can_be(
         ({}, 2, None),
         ({"suspend": True}, 3, None),
         ({"template": {"spec": GATE}}, 3, None),
-        ({"template": {"spec": GATE}, "pods": 1}, 3, "1 pods of 'job' wait in Kueue's queue 'gpus'"),
+        ({"template": {"spec": GATE}, "pods": 1}, 3, "Kueue's queue 'gpus' has yet to admit 1 pod of 'job'"),
         ({"template": {"spec": GATE}}, 0, "Kueue's queue 'gpus': only Kueue may suspend it"),
-        ({"template": {"spec": GATE}, "waits": True}, 3, "1 pods of 'job' wait in Kueue's queue 'gpus'"),
+        ({"template": {"spec": GATE}, "waits": True}, 3, "Kueue's queue 'gpus' has yet to admit 1 pod of 'job'"),
         ({"template": {"spec": GATE}, "waits": True}, 1, None),
     ],
     ids=["Kueue too old", "no change", "has not begun", "grows", "no pod yet", "to nothing", "too soon", "shrinks"],

@@ -174,6 +174,11 @@ def test_a_job_tells_what_it_was_given() -> None:
             id="registry away",
         ),
         pytest.param(
+            pod(0, waiting("ImagePullBackOff", f'Back-off pulling image "nothere:1": ErrImagePull: {PULL}'), "Pending"),
+            "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
+            id="no such image, and it waits to try again",
+        ),
+        pytest.param(
             pod(0, waiting("ErrImagePull", PULL), "Pending"),
             "pending", None, f"instance 0 can't start: ErrImagePull: {PULL}", True,
             id="no such image",
@@ -644,6 +649,26 @@ def test_a_bad_end_of_an_instance_is_one_of_the_job_or_of_it_alone(
 ) -> None:
     """As the Job's own policy has it, before the Job says so."""
     assert of(job(2, elastic=elastic), pod(0, ended(exit_code), "Failed"), pod(1, RUNNING)).phase == phase
+
+
+HELD = "job 'nightly' has used the checkpoint folder /data since 9:00"
+CONFIG = "command: got 'train.py', allowed is a script that can be read"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message", "why"),
+    [
+        (65, f"step 1\nedl: instance 0: {HELD}\n", f"exited with 65: {HELD}"),
+        (78, f"edl: {CONFIG}\n", f"exited with 78, which says that it can never work as configured: {CONFIG}"),
+        (65, "no such data\n", "exited with 65: no such data"),
+    ],
+)
+def test_an_elastic_job_that_fails_says_what_its_agent_said(exit_code: int, message: str, why: str) -> None:
+    """As on this machine: how it exited explains nothing to a person."""
+    failed = {} if exit_code == 65 else {"status": {"failedIndexes": "0"}, "conditions": {"Failed": {}}}
+    status = of(job(1, elastic=True, **failed), pod(0, ended(exit_code, message=message), "Failed"))
+    assert (status.phase, status.why) == ("failed", f"instance 0 {why}")
+    assert (status.reason == status.why) == ("edl: " in message)
 
 
 def test_an_elastic_job_goes_on_without_those_that_were_given_up() -> None:
