@@ -246,8 +246,8 @@ def rules_note(before: RescaleOutcome | None, now: RescaleOutcome) -> str:
     if not differing or ago_s > OTHER_RULES_S:
         return ""
     return (
-        f"the pass of {ago_s:.0f} s ago went by another {' and other '.join(differing)}: "
-        "if two rescalers act here, stop one, or give both the same rules"
+        f"the pass of {ago_s:.0f} s ago went by other rules ({', '.join(differing)}): "
+        "if two rescalers act here, stop one, or give both the same"
     )
 
 

@@ -140,9 +140,10 @@ class NamespaceController:
             await asyncio.sleep(NAMESPACE_EVERY_S)
 
     async def _follow_progress(self) -> None:
-        """Read how far trainings are, and whether they stand still; the next look at each object writes it."""
+        """Read how far trainings are, and whether they stand still."""
         while True:
             jobs: Sequence[JobStatus] = ()
+            pause_s = PROGRESS_EVERY_S
             try:
                 with isolated("the progress of trainings"):
                     jobs = [job for job in await self._backend.list() if job.name in self._objects]
@@ -150,13 +151,21 @@ class NamespaceController:
             except EdlError as error:
                 self._log_failure("progress.not_read", error)
                 reports = unknown_reports(jobs)
+                pause_s = RETRY_S
             for job in jobs:
                 try:
                     with isolated(f"the progress of {job.name!r}"):
-                        self._paces[job.name] = (job.created_at, _pace(job, reports.get(job.name) or JobReport()))
+                        self._note_pace(job, _pace(job, reports.get(job.name) or JobReport()))
                 except EdlError as error:
                     self._log_failure("progress.unreadable", error, job=job.name)
-            await asyncio.sleep(PROGRESS_EVERY_S)
+            await asyncio.sleep(pause_s)
+
+    def _note_pace(self, job: JobStatus, pace: Pace) -> None:
+        """Keep it for the next look at the object; whether it stands still, and why, is written at once."""
+        _, before = self._paces.get(job.name, (0.0, UNKNOWN_PACE))
+        self._paces[job.name] = (job.created_at, pace)
+        if (before.still and before.still.reason) != (pace.still and pace.still.reason) and job.name in self._due:
+            self._due[job.name].set()
 
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
         while True:

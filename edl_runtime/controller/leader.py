@@ -192,9 +192,13 @@ class Substitute:
     async def stand_in(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do `work` whenever nobody holds the Lease, and cancel it when somebody does. Raises BackendError at first."""
         while True:
+            holder = ""
             while await self._is_held():
-                log.warning("leader.is_another", lease=self._name, identity=self._seen.holder, retry_in_s=self._retry_s)
+                if self._seen.holder != holder:
+                    holder = self._seen.holder
+                    log.info("namespace.left_to", lease=self._name, identity=holder)
                 await asyncio.sleep(self._retry_s)
+            log.info("namespace.taken", lease=self._name)
             await first_completed(work(), self._wait_held())
 
     async def _wait_held(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -35,13 +36,14 @@ UNKNOWN = "progress is unknown: Redis can't be used"
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read.
 
-    `orphan`: the note that its task has left it, or None.
+    `orphan`: the note that its task has left it, or None. `read_at`: Unix time, 0 if Redis was not read.
     """
 
     progress: Progress | None = None
     group: GroupStatus | None = None
     orphan: Orphan | None = None
     problem: str = ""
+    read_at: float = 0.0
 
 
 async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus]) -> dict[str, JobReport]:
@@ -55,7 +57,7 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
         group_statuses(client, namespace, elastic),
         read_notes(client, namespace, jobs),
     )
-    found = {}
+    found, read_at = {}, time.time()
     for job in jobs:
         progress, group = progresses.get(job.name), groups.get(job.name)
         problems = [str(one) for one in (progress, group) if isinstance(one, MalformedRecordError)]
@@ -67,6 +69,7 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
             group=group if is_of_run else None,
             orphan=orphans.get(job.name),
             problem="; ".join(problems),
+            read_at=read_at,
         )
     return found
 
@@ -95,9 +98,18 @@ def standstill(job: JobStatus, report: JobReport) -> Standstill | None:
         return None
     if report.problem:
         return Standstill("Unreadable", report.problem)
-    if report.group is None or report.group.outcome:
+    if report.group is None:
+        return _unheard(job, report.read_at)
+    return None if report.group.outcome else _standstill(report.group, report.progress)
+
+
+def _unheard(job: JobStatus, read_at: float) -> Standstill | None:
+    """Return that nothing was ever heard of an elastic training whose agents have run for long enough to tell."""
+    runs_s = read_at - min(one.started_at for one in job.instances if one.phase == "running")
+    if not job.elastic or runs_s < STILL_AFTER_S:
         return None
-    return _standstill(report.group, report.progress)
+    cause = "its instances can't reach Redis, or trust its certificate"
+    return Standstill("NotHeard", f"no report in {format_duration(runs_s)}: {cause}; see `edl logs {job.name}`")
 
 
 def _standstill(group: GroupStatus, progress: Progress | None) -> Standstill | None:

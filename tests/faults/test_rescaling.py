@@ -226,13 +226,13 @@ async def test_a_pass_tells_of_another_that_goes_by_other_rules(a_pass: Pass) ->
     backend = Jobs(has("job", 3))
     assert (await a_pass(backend, 4)).plan.notes == (await a_pass(backend, 4)).plan.notes == ()
     (note,) = (await a_pass(backend, 3)).plan.notes
-    assert "went by another max_load: if two rescalers act here, stop one" in note
+    assert "went by other rules (max_load): if two rescalers act here, stop one" in note
 
     def own(*given: Any, **more: Any) -> Mapping[str, Target]:
         return decide(*given, **more)
 
     (note,) = (await a_pass(backend, 4, policy=own)).plan.notes
-    assert "another policy and other max_load" in note
+    assert "(policy, max_load)" in note
 
 
 async def test_a_size_that_somebody_has_set_stays_for_some_minutes(a_pass: Pass) -> None:

@@ -80,6 +80,22 @@ def test_redis_keeps_what_is_in_it(name: str) -> None:
     assert " --maxmemory-policy noeviction " in (DEPLOY / name).read_text()
 
 
+@pytest.mark.parametrize("name", ["redis", "discovery", "controller"])
+def test_a_patch_for_tls_fits_its_file(name: str) -> None:
+    """It changes a container that is there, mounts what it declares, and speaks TLS with the same password."""
+    objects = list(yaml.safe_load_all((DEPLOY / f"{name}.yaml").read_text()))
+    (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] in ("Deployment", "StatefulSet"))
+    patch = yaml.safe_load((DEPLOY / "tls" / f"{name}.yaml").read_text())["spec"]["template"]["spec"]
+    (container,), (patched,) = pod["containers"], patch["containers"]
+    assert patched["name"] == container["name"]
+    assert {one["name"] for one in patched["volumeMounts"]} == {one["name"] for one in patch["volumes"]}
+    before, after = ({one["name"]: one.get("value") for one in part.get("env", [])} for part in (container, patched))
+    if url := after.get("EDL_REDIS_URL"):
+        assert url == re.sub(
+            r"^redis:(.*)@edl-redis(\.edl)?:", r"rediss:\1@edl-redis.edl.svc:", before["EDL_REDIS_URL"]
+        )
+
+
 def test_airflow_has_the_connection_and_the_role() -> None:
     """The connection comes from a secret, and who starts jobs has the role's service account."""
     values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())

@@ -63,7 +63,7 @@ SILENCE_REPORTED_S = 5.0
 RETRY_AFTER_S = 5.0
 """Delay before a list or watch that the server has refused is repeated."""
 
-REFUSED_AGAIN_S = 300.0
+REFUSED_AGAIN_S = 30.0
 """Delay before a watch is tried again for which there is no right, and without which the cache does."""
 
 BATCH_SIZE = 32

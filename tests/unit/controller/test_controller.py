@@ -372,6 +372,7 @@ async def test_the_status_says_that_a_training_stands_still(monkeypatch: pytest.
         await namespace.add("a")
         await namespace.until("a", "progress", "50%")
         assert (progressing(), namespace.objects["a"]["status"]["reason"]) == (("True", "Steps"), "")
+        monkeypatch.setattr(controller, "RESYNC_S", 600.0)  # it is written at once
         namespace.reports["a"] = msgspec.structs.replace(trains, group=later)
         await namespace.until("a", "reason", "no step for 3m 20s: no room")
         assert progressing() == ("False", "NoStep")

@@ -18,6 +18,9 @@ from edl_runtime.progress import Progress
 STEPPED = Progress(step=23, total_steps=40, updated_at=NOON, samples_per_s=75.0, time_left_s=9.0, instances=3)
 
 
+UNHEARD = "no report in 1m 40s: its instances can't reach Redis, or trust its certificate; see `edl logs a`"
+
+
 def report(idle_s: float, *, silent_s: float = 0.2, step_s: float = 0.1, **group: Any) -> JobReport:
     """Return what Redis has so long after the last step, and after the last heartbeat."""
     group = {"members": (0, 1, 2), "generation": 4, "read_at": NOON + idle_s, **group}
@@ -43,6 +46,8 @@ def report(idle_s: float, *, silent_s: float = 0.2, step_s: float = 0.1, **group
         ),
         (report(200.0, outcome=JobOutcome("done")), None),
         (JobReport(), None),
+        (JobReport(read_at=NOON - 4000 + 59), None),
+        (JobReport(read_at=NOON - 4000 + 100), Standstill("NotHeard", UNHEARD)),
         (JobReport(group=GroupStatus(heard_at=NOON, read_at=NOON + 1)), None),
         (
             JobReport(group=GroupStatus(heard_at=NOON, read_at=NOON + 1, waits="1 of at least 2 instances is ready")),
@@ -62,6 +67,8 @@ def report(idle_s: float, *, silent_s: float = 0.2, step_s: float = 0.1, **group
         "its trainers can't reach Redis",
         "it has ended",
         "nothing is known of it",
+        "it has just begun",
+        "its trainers could never reach Redis",
         "its script loads data",
         "it lacks instances for its first step",
         "its report is damaged",
