@@ -108,7 +108,7 @@ def _unheard(job: JobStatus, read_at: float) -> Standstill | None:
     runs_s = read_at - min(one.started_at for one in job.instances if one.phase == "running")
     if not job.elastic or runs_s < STILL_AFTER_S:
         return None
-    cause = "its instances can't reach Redis, or trust its certificate"
+    cause = "its instances can't reach Redis, don't trust its certificate, or have another EDL_NAMESPACE"
     return Standstill("NotHeard", f"no report in {format_duration(runs_s)}: {cause}; see `edl logs {job.name}`")
 
 
