@@ -18,7 +18,10 @@ from edl_runtime.progress import Progress
 STEPPED = Progress(step=23, total_steps=40, updated_at=NOON, samples_per_s=75.0, time_left_s=9.0, instances=3)
 
 
-UNHEARD = "no report in 1m 40s: its instances can't reach Redis, or trust its certificate; see `edl logs a`"
+UNHEARD = (
+    "no report in 1m 40s: its instances can't reach Redis, don't trust its certificate, or have another EDL_NAMESPACE; "
+    "see `edl logs a`"
+)
 
 
 def report(idle_s: float, *, silent_s: float = 0.2, step_s: float = 0.1, **group: Any) -> JobReport:
