@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import resources
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import msgspec
@@ -82,16 +83,21 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
 
 def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of connections to the Redis at `url`, or to the master. Raises SpecError."""
-    from redis.asyncio.connection import SSLConnection, parse_url
+    from redis.asyncio.connection import Connection, SSLConnection, parse_url
 
     from edl_runtime.store.tls_connection import TlsConnection
 
     sentinel_url = SentinelUrl.parse(url) if is_sentinel_url(url) else None
+    at = sentinel_url.redis if sentinel_url else url
     try:
-        place: dict[str, Any] = dict(parse_url(sentinel_url.redis if sentinel_url else url))
-    except ValueError:  # a malformed IPv6 address, port or option
+        place: dict[str, Any] = dict(parse_url(at))
+        if not at.startswith("unix:"):
+            int(urlsplit(at).path.strip("/") or 0)  # else the library takes the database 0
+        kind = place.get("connection_class", Connection)
+        kind(**{name: value for name, value in place.items() if name != "connection_class"})
+    except (ValueError, TypeError):  # also a malformed IPv6 address, port or option, and one that there is not
         raise SpecError("redis_url", address_of(url), ALLOWED) from None
-    is_tls = place.get("connection_class") is SSLConnection
+    is_tls = kind is SSLConnection
     if sentinel_url is None:
         return {**place, "connection_class": TlsConnection} if is_tls else place
 

@@ -47,6 +47,8 @@ def test_an_address_has_no_secrets(url: str, address: str) -> None:
         ("redis://:secret@h:port/0", "h:port/0"),
         ("redis://:secret@h:1?db=secret", "h:1"),
         ("redis://:secret@[::1", "[::1"),
+        ("redis://:secret@h:1/0?passwort=secret", "h:1"),
+        ("redis://:secret@h:1/main", "h:1"),
         ("redis+sentinel://:secret@one,two?sentinel_password=secret", "one,two"),
         ("redis+sentinel://:secret@one,two/main/first", "one,two/main/first"),
         ("rediss+sentinel://:secret@one,,two/main", "one,,two/main"),
