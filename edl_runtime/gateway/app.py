@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 BODY_WITHIN_S = 120.0
 MEMORY = 2 << 30
 """Most bytes of memory for the requests that are read or answered at a time."""
-MOST = 3 * MEMORY // 4
-"""Most of it for the requests of one pool, and for those of one caller: others go on meanwhile."""
+MOST_OF_POOL = 3 * MEMORY // 4
+"""Most of it for the requests of one pool: other pools go on meanwhile."""
+MOST_OF_CALLER = MEMORY // 2
+"""Most of it for the requests of one caller, and so for one request: other callers of its pool go on meanwhile."""
 MOST_OF_BODY = MEMORY // 4
 """Most of it for what is made of a body, which is read in one go."""
 PIECE = 256 * 1024
@@ -126,7 +128,7 @@ class _Routes:
         self._gateway = gateway
         self.wait_s = gateway.wait_s
         self._collector = GatewayCollector(gateway.pools)
-        self.room = Room(MEMORY, MOST)
+        self.room = Room(MEMORY, MOST_OF_POOL, MOST_OF_CALLER)
 
     async def metrics(self, _: HttpRequest) -> Response:
         return Response(self._collector.render(), media_type=CONTENT_TYPE)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
 from edl_runtime.gateway.errors import NoRoomError, RequestTooLargeError
+
+_Key = tuple[str, str]
+"""Whose bytes are counted: those of a pool, of a caller, or of all."""
+
+_ALL: _Key = ("all", "")
 
 
 class Holding:
@@ -19,7 +24,7 @@ class Holding:
     - `waiting`: its parts that wait for more.
     """
 
-    def __init__(self, room: Room, number: int, keys: tuple[Hashable, ...], wait_s: float) -> None:
+    def __init__(self, room: Room, number: int, keys: tuple[_Key, ...], wait_s: float) -> None:
         self.number = number
         self.keys = keys
         self.size = 0
@@ -44,10 +49,15 @@ class Holding:
             raise
 
     async def reserve(self, size: int) -> None:
-        """Hold what it is expected to grow by, or as much as one request may. Raises NoRoomError."""
+        """Hold what it is expected to grow by, as far as that is free; the rest is held as it comes.
+
+        It waits for a quarter of the room at most: all that one may take is not free while others hold anything. Raises
+        NoRoomError.
+        """
         size = min(size, self._room.most - self.size)
-        await self._room.take(self, size, self._wait_s)
-        self.reserved += size
+        first = min(size, self._room.size // 4)
+        await self._room.take(self, first, self._wait_s)
+        self.reserved += first + self._room.take_free(self, size - first)
 
     def unuse(self, size: int) -> None:
         """Reserve again what it has grown by, as when a teacher has failed in the middle of its answer."""
@@ -65,20 +75,30 @@ class _Waiter:
 
 
 class Room:
-    """`size` bytes of memory, of which the requests of one pool, or of one caller, get `most` at most."""
+    """`size` bytes of memory, of which the requests of one pool get `most_of_pool` at most.
 
-    def __init__(self, size: int, most: int) -> None:
+    Those of one caller get `most_of_caller`, by default as much: less leaves something of each pool to others. `most`:
+    what one request may take.
+    """
+
+    def __init__(self, size: int, most_of_pool: int, most_of_caller: int | None = None) -> None:
         self.size = size
-        self.most = most
-        self._used: Counter[Hashable] = Counter()
+        self._limits = {
+            "all": size,
+            "pool": most_of_pool,
+            "caller": most_of_pool if most_of_caller is None else most_of_caller,
+        }
+        self.most = min(self._limits.values())
+        self._used: Counter[_Key] = Counter()
         self._waiting: dict[_Waiter, None] = {}  # by arrival
-        self._used_by_waiting: Counter[Hashable] = Counter()
+        self._used_by_waiting: Counter[_Key] = Counter()
         self._numbers = count()
 
     @contextmanager
     def opened(self, pool: str, caller: str, wait_s: float) -> Iterator[Holding]:
         """Yield what a request of a caller to a pool holds, nothing at first."""
-        holding = Holding(self, next(self._numbers), (None, ("pool", pool), ("caller", caller)), wait_s)
+        keys = (_ALL, ("pool", pool), ("caller", caller))
+        holding = Holding(self, next(self._numbers), keys, wait_s)
         try:
             yield holding
         finally:
@@ -92,6 +112,12 @@ class Room:
             await self._wait(_Waiter(holding, size), wait_s)
         else:
             self._add(holding, size)
+
+    def take_free(self, holding: Holding, size: int) -> int:
+        """Hold so many bytes more, or as many as are free; return how many."""
+        size = min(size, self._free(holding.keys))
+        self._add(holding, size)
+        return size
 
     async def _wait(self, waiter: _Waiter, wait_s: float) -> None:
         holding = waiter.holding
@@ -133,8 +159,8 @@ class Room:
     def _give_back(self, holding: Holding, size: int) -> None:
         """Take bytes from a request, and give them to those that have waited the longest of whom they suffice for."""
         self._add(holding, -size)
-        still: dict[tuple[Hashable, ...], int] = {}
-        free: dict[tuple[Hashable, ...], int] = {}
+        still: dict[tuple[_Key, ...], int] = {}
+        free: dict[tuple[_Key, ...], int] = {}
         for waiter in list(self._waiting):
             keys = waiter.holding.keys
             if keys not in free:
@@ -150,23 +176,20 @@ class Room:
         for keys, most in still.items():
             self._refuse_one(keys, most)
 
-    def _refuse_one(self, keys: tuple[Hashable, ...], size: int) -> None:
+    def _refuse_one(self, keys: tuple[_Key, ...], size: int) -> None:
         """Refuse the youngest of those that wait for each other: no time helps where no other holds anything."""
         for key in keys:
-            if self._used[key] + size > self._limit(key) and self._used[key] == self._used_by_waiting[key]:
+            if self._used[key] + size > self._limits[key[0]] and self._used[key] == self._used_by_waiting[key]:
                 waiting = (one.holding for one in self._waiting if key in one.holding.keys and one.holding.size)
                 for waiter in list(max(waiting, key=lambda one: one.number).waiting):
                     self._leave(waiter)
                     waiter.ended.set()
 
-    def _free(self, keys: tuple[Hashable, ...]) -> int:
-        return min(self._limit(key) - self._used[key] for key in keys)
-
-    def _limit(self, key: Hashable) -> int:
-        return self.size if key is None else self.most
+    def _free(self, keys: tuple[_Key, ...]) -> int:
+        return min(self._limits[key[0]] - self._used[key] for key in keys)
 
 
-def _count(counter: Counter[Hashable], keys: tuple[Hashable, ...], size: int) -> None:
+def _count(counter: Counter[_Key], keys: tuple[_Key, ...], size: int) -> None:
     """Add to some keys of a counter; those at 0 are left out, as callers make up any number of them."""
     for key in keys:
         counter[key] += size

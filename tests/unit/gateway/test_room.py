@@ -181,3 +181,31 @@ async def test_one_that_is_cancelled_as_it_gets_its_bytes_gives_them_back() -> N
             cancelled.cancel()
         await waits
         assert (second.size, third.size) == (0, 60)
+
+
+async def test_one_caller_leaves_a_part_of_its_pool_to_others() -> None:
+    """Its share is smaller than the pool's, and so is what one of its requests may take."""
+    room = Room(100, 75, 50)
+    with room.opened("p", "c", 0.0) as first, room.opened("p", "d", 0.0) as other:
+        with pytest.raises(RequestTooLargeError):
+            await first.grow(51)
+        await first.reserve(1000)
+        await other.grow(25)
+        with pytest.raises(NoRoomError):
+            await other.grow(1)
+        assert first.size == 50
+
+
+async def test_what_is_reserved_is_a_part_of_what_it_needs_where_others_hold_something() -> None:
+    """It goes on at once with what is free, if that is a quarter of the room; with less it waits for others."""
+    room = Room(100, 75)
+    with room.opened("p", "c", 600.0) as small, room.opened("p", "d", 600.0) as second:
+        await small.grow(1)
+        with room.opened("p", "e", 600.0) as first:
+            await first.reserve(1000)
+            assert (first.size, first.reserved) == (74, 74)
+            waits = asyncio.create_task(second.reserve(1000))
+            await asyncio.sleep(0)
+            assert second.size == 0
+        await waits
+        assert second.size == 74
