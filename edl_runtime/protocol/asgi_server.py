@@ -286,8 +286,8 @@ class BearerAuth:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        if not self._token and not scope["path"].startswith(self._open_paths) and not is_meant_for_loopback(headers):
+        is_open = scope["path"].startswith(self._open_paths)
+        if not self._token and not is_open and not is_meant_for_loopback(scope["headers"]):
             answer = self._refuse(
                 f"without a token in {self._variable}, Host and Origin have to be loopback names, as localhost",
                 403,
@@ -295,13 +295,13 @@ class BearerAuth:
             )
             await answer(scope, receive, send)
             return
-        header = headers.get(b"authorization", b"")
+        header = dict(scope["headers"]).get(b"authorization", b"")
         if self._as_password and (password := password_of(header)):
             header = b"Bearer " + password
         allowed = has_token(header, self._token)
         if allowed and (report := scope.get("state", {}).get(_AUTHENTICATED)):
             report()
-        if allowed or scope["path"].startswith(self._open_paths):
+        if allowed or is_open:
             await self._app(scope, receive, send)
             return
         reason = f"the bearer token is missing or wrong; it is in {self._variable}"
