@@ -232,14 +232,19 @@ def _url(listener: socket.socket, scheme: str) -> str:
 
 
 class _OneLength:
-    """Refuses requests that tell two lengths: a proxy may believe the other one, and see another request behind it."""
+    """Refuses requests whose length a proxy may see otherwise than we: it may see another request behind them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        told = {b"content-length", b"transfer-encoding"}.intersection(name for name, _ in scope["headers"])
+        reason = ""
+        if len(told) > 1:
             reason = "it has both Content-Length and Transfer-Encoding, allowed is one of them"
+        elif b"transfer-encoding" in told and scope["http_version"] == "1.0":
+            reason = "it has Transfer-Encoding, which HTTP/1.0 does not know, allowed is Content-Length"
+        if reason:
             await refusal(reason, 400, {"Connection": "close"})(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -174,3 +174,29 @@ async def test_a_body_of_many_larger_chunks_arrives_whole() -> None:
     chunk = b"%x\r\n%b\r\n" % (SMALL_CHUNK, b"x" * SMALL_CHUNK)
     answered = await exchange(answer, chunk * 2 * MOST_SMALL_CHUNKS + b"0\r\n\r\n")
     assert answered.endswith(str(2 * MOST_SMALL_CHUNKS * SMALL_CHUNK).encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths", "told"),
+    [
+        ("1.1", ["Content-Length: 3", "Transfer-Encoding: chunked"], b"both Content-Length and Transfer-Encoding"),
+        ("1.0", ["Transfer-Encoding: chunked"], b"Transfer-Encoding, which HTTP/1.0 does not know"),
+    ],
+)
+async def test_a_length_that_a_proxy_may_see_otherwise_is_refused(
+    version: str, lengths: list[str], told: bytes
+) -> None:
+    """The connection is closed, so that nothing behind it is taken for another request."""
+
+    async def answer(_: Request) -> Response:
+        return Response()
+
+    listener = open_listener("127.0.0.1", 0)
+    async with serving(Starlette(routes=[Route("/", answer, methods=["POST"])]), listener, connections=2):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        head = "\r\n".join([f"POST / HTTP/{version}", "Host: x", "Connection: keep-alive", *lengths, "", ""])
+        writer.write(head.encode() + b"3\r\nabc\r\n0\r\n\r\n")
+        answered = await reader.read()
+        writer.close()
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert told in answered
