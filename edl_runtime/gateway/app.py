@@ -179,7 +179,10 @@ class _Routes:
                         yield chunk
                 except TeacherFailedError as error:
                     log.warning("stream.failed", pool=request.path_params["pool"], cause=str(error))
-                    yield b"data: " + encode(_told(str(error))) + b"\n\n"
+                    yield _error_event(str(error))
+                except asyncio.CancelledError:  # or the caller has hung up, and gets nothing
+                    yield _error_event("the gateway has stopped before the answer's end; ask again")
+                    raise
 
         return StreamingResponse(all_chunks(), media_type="text/event-stream")
 
@@ -262,6 +265,10 @@ async def _gone(receive: Receive) -> Response:
 def _told(reason: str) -> dict[str, Any]:
     """Return a reason as OpenAI's servers tell it, whose clients show nothing of another form."""
     return {"error": {"message": reason}}
+
+
+def _error_event(reason: str) -> bytes:
+    return b"data: " + encode(_told(reason)) + b"\n\n"
 
 
 def _refusal(reason: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
