@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 BODY_WITHIN_S = 120.0
 MEMORY = 2 << 30
 """Most bytes of memory for the requests that are read or answered at a time."""
-MOST = 3 * MEMORY // 4
-"""Most of it for the requests of one pool, and for those of one caller: others go on meanwhile."""
+MOST_OF_POOL = 3 * MEMORY // 4
+"""Most of it for the requests of one pool: other pools go on meanwhile."""
+MOST_OF_CALLER = MEMORY // 2
+"""Most of it for the requests of one caller, and so for one request: other callers of its pool go on meanwhile."""
 MOST_OF_BODY = MEMORY // 4
 """Most of it for what is made of a body, which is read in one go."""
 PIECE = 256 * 1024
@@ -126,7 +128,7 @@ class _Routes:
         self._gateway = gateway
         self.wait_s = gateway.wait_s
         self._collector = GatewayCollector(gateway.pools)
-        self.room = Room(MEMORY, MOST)
+        self.room = Room(MEMORY, MOST_OF_POOL, MOST_OF_CALLER)
 
     async def metrics(self, _: HttpRequest) -> Response:
         return Response(self._collector.render(), media_type=CONTENT_TYPE)
@@ -177,7 +179,10 @@ class _Routes:
                         yield chunk
                 except TeacherFailedError as error:
                     log.warning("stream.failed", pool=request.path_params["pool"], cause=str(error))
-                    yield b"data: " + encode(_told(str(error))) + b"\n\n"
+                    yield _error_event(str(error))
+                except asyncio.CancelledError:  # or the caller has hung up, and gets nothing
+                    yield _error_event("the gateway has stopped before the answer's end; ask again")
+                    raise
 
         return StreamingResponse(all_chunks(), media_type="text/event-stream")
 
@@ -260,6 +265,10 @@ async def _gone(receive: Receive) -> Response:
 def _told(reason: str) -> dict[str, Any]:
     """Return a reason as OpenAI's servers tell it, whose clients show nothing of another form."""
     return {"error": {"message": reason}}
+
+
+def _error_event(reason: str) -> bytes:
+    return b"data: " + encode(_told(reason)) + b"\n\n"
 
 
 def _refusal(reason: str, status: int, headers: Mapping[str, str] | None = None) -> Response:

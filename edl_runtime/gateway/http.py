@@ -15,6 +15,7 @@ from edl_runtime.gateway.errors import RequestRefusedError, TeacherFailedError
 from edl_runtime.gateway.requests import Question
 from edl_runtime.gateway.teachers import LlmTeacher
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.asgi_server import CHUNKS_A_TURN
 from edl_runtime.protocol.errors import MOST_TOLD
 from edl_runtime.protocol.tls import client_trust
 from edl_runtime.settings import RuntimeSettings
@@ -122,7 +123,7 @@ class TeacherClient:
         content = bytearray()
         try:
             async with asyncio.timeout(BODY_WITHIN_S) as within:
-                async for chunk in response.aiter_raw():
+                async for chunk in _pieces(response):
                     if len(content) + len(chunk) > limit:
                         reason = f"its answer has more than {limit} bytes"
                         raise TeacherFailedError(teacher.address, reason, answered=True)
@@ -136,7 +137,7 @@ class TeacherClient:
 
     async def _failure(self, teacher: LlmTeacher, response: httpx.Response) -> Exception:
         body = bytearray()
-        async for chunk in response.aiter_raw():
+        async for chunk in _pieces(response):
             body += chunk
             if len(body) > REASON_LIMIT:
                 break
@@ -145,6 +146,16 @@ class TeacherClient:
         if status in _REFUSALS:
             return RequestRefusedError(f"teacher {teacher.address} refuses it: {reason}")
         return TeacherFailedError(teacher.address, reason, answered=True)
+
+
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield a body as it comes; of what has come already, others have a turn every few chunks, which may be small."""
+    chunks = 0
+    async for chunk in response.aiter_raw():
+        yield chunk
+        chunks += 1
+        if chunks % CHUNKS_A_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _named(error: Exception) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from edl_runtime.errors import SpecError
@@ -55,17 +56,26 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def is_meant_for_loopback(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request's Host and Origin, where it has them, are loopback names.
+_AUTHORITY = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{0,5})?")
+"""Host and port, as in a Host header: nothing of a user or a path."""
+
+
+def is_meant_for_loopback(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a request's Host and Origin, where it has them, are loopback names; of each there is one at most.
 
     Others are sent by a browser whose page is another site's, or whose name server has lied about one.
     """
-    try:
-        names = [urlsplit(b"//" + headers[b"host"]).hostname] if b"host" in headers else []
-        names += [urlsplit(headers[b"origin"]).hostname] if b"origin" in headers else []
-    except ValueError:  # a malformed IPv6 address
+    hosts = [value for name, value in headers if name == b"host"]
+    origins = [value for name, value in headers if name == b"origin"]
+    if len(hosts) > 1 or len(origins) > 1:
         return False
-    return all(is_loopback((name or b"").decode("latin-1")) for name in names)
+    named = hosts + [origin.partition(b"://")[2] for origin in origins]
+    return all(_is_loopback_authority(authority) for authority in named)
+
+
+def _is_loopback_authority(authority: bytes) -> bool:
+    found = _AUTHORITY.fullmatch(authority)
+    return found is not None and is_loopback((found[1] or found[2]).decode())
 
 
 def password_of(given: bytes) -> bytes:

@@ -9,12 +9,14 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
+import h11
 import msgspec
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -32,6 +34,12 @@ TCP_TIMEOUT_S = 10.0
 """After so long a connection is dropped whose client does not read."""
 SHUTDOWN_TIMEOUT_S = 3.0
 """Longest time to finish open requests, by default."""
+CHUNKS_A_TURN = 32
+"""Most chunks of one connection that are parsed in one turn of the event loop: each takes 8 us, however small it is."""
+MOST_SMALL_CHUNKS = 10_000
+"""After so many chunks a body is refused whose chunks are small on the average."""
+SMALL_CHUNK = 64
+"""A chunk of fewer bytes is small."""
 
 _AUTHENTICATED = "edl.authenticated"
 """In a request's state: the function to call when its token is right."""
@@ -95,23 +103,104 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Parser(h11.Connection):
+    """Parses what a client sends, `CHUNKS_A_TURN` at a time, and refuses bodies of small chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER)
+        self.refused = ""  # why
+        self._left = 0
+        self._chunks = 0  # of the request
+        self._bytes = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has parsed all that it may in one turn."""
+        return not self._left
+
+    def begin_turn(self) -> None:
+        self._left = CHUNKS_A_TURN
+
+    def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+        """Return the next event, or NEED_DATA when it has parsed all that it may. Raises RemoteProtocolError."""
+        if self.is_cut:
+            return h11.NEED_DATA
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._left -= 1
+            self._chunks += event.chunk_end
+            self._bytes += len(event.data)
+            if self._chunks > MOST_SMALL_CHUNKS and self._bytes < self._chunks * SMALL_CHUNK:
+                self.refused = (
+                    f"the body's first {self._chunks} chunks have {self._bytes} bytes, "
+                    f"allowed are {SMALL_CHUNK} or more in each on the average"
+                )
+                raise h11.RemoteProtocolError(self.refused)
+        return event
+
+
+class _Flow(FlowControl):
+    """Lets the application resume reading only when all that was read has been parsed."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
 class _Connection(H11Protocol):
-    """One of a limited number of connections. It is closed if the client sends no request for a while."""
+    """One of a limited number of connections. It is closed if the client sends no request for a while.
+
+    What a client sends in small chunks is parsed a few at a time, so that others are served meanwhile.
+    """
+
+    conn: _Parser
+    flow: _Flow
 
     stalled_for = 0  # TCP_USER_TIMEOUT closes those that don't read
 
     def __init__(self, config: uvicorn.Config, state: ServerState, connections: ConnectionTable[_Connection]) -> None:
         super().__init__(config, state, {_AUTHENTICATED: self._mark_authenticated})
+        self.conn = _Parser()
         self._table = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._table.handshake_done(self)
         self._expect_request_soon((None, True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        self.conn.begin_turn()
+        super().handle_events()
+        if self.conn.is_cut and not self.flow.is_held:
+            self.flow.pause_reading()
+            self.flow.is_held = True
+            self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        self.flow.is_held = False
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.handle_events()  # pauses it again
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what can't be parsed; the application sees that the client has disconnected."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(self.conn.refused or msg)
+        else:  # an answer has begun
+            self.transport.close()
+        request: RequestResponseCycle | None = self.cycle
+        if request is not None:
+            request.disconnected = True
+            request.message_event.set()
 
     def _mark_authenticated(self) -> None:
         self._table.mark_used(self)
@@ -143,14 +232,19 @@ def _url(listener: socket.socket, scheme: str) -> str:
 
 
 class _OneLength:
-    """Refuses requests that tell two lengths: a proxy may believe the other one, and see another request behind it."""
+    """Refuses requests whose length a proxy may see otherwise than we: it may see another request behind them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        told = {b"content-length", b"transfer-encoding"}.intersection(name for name, _ in scope["headers"])
+        reason = ""
+        if len(told) > 1:
             reason = "it has both Content-Length and Transfer-Encoding, allowed is one of them"
+        elif b"transfer-encoding" in told and scope["http_version"] == "1.0":
+            reason = "it has Transfer-Encoding, which HTTP/1.0 does not know, allowed is Content-Length"
+        if reason:
             await refusal(reason, 400, {"Connection": "close"})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -197,8 +291,8 @@ class BearerAuth:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        if not self._token and not scope["path"].startswith(self._open_paths) and not is_meant_for_loopback(headers):
+        is_open = scope["path"].startswith(self._open_paths)
+        if not self._token and not is_open and not is_meant_for_loopback(scope["headers"]):
             answer = self._refuse(
                 f"without a token in {self._variable}, Host and Origin have to be loopback names, as localhost",
                 403,
@@ -206,13 +300,13 @@ class BearerAuth:
             )
             await answer(scope, receive, send)
             return
-        header = headers.get(b"authorization", b"")
+        header = dict(scope["headers"]).get(b"authorization", b"")
         if self._as_password and (password := password_of(header)):
             header = b"Bearer " + password
         allowed = has_token(header, self._token)
         if allowed and (report := scope.get("state", {}).get(_AUTHENTICATED)):
             report()
-        if allowed or scope["path"].startswith(self._open_paths):
+        if allowed or is_open:
             await self._app(scope, receive, send)
             return
         reason = f"the bearer token is missing or wrong; it is in {self._variable}"

@@ -10,6 +10,7 @@ import asyncio
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Generic, Protocol, TypeVar, cast
@@ -57,7 +58,8 @@ class ConnectionTable(Generic[AnyConnection]):
 
     A client is new until its first valid request, and at most `max_new` are. If a new one is too many, the oldest new
     client is evicted; if there is no other, the client that has stalled the longest; if none has, the one that has been
-    idle the longest; and if all are busy, the new one itself. Their number is logged at most once in
+    idle the longest. If all are busy, it is the new one itself, unless clients of one other address have more than half
+    of the connections: then it is theirs with the latest request. Their number is logged at most once in
     `EVICTIONS_LOGGED_S`. The length is the number of all connections; iteration has those whose handshake is over.
     """
 
@@ -67,6 +69,7 @@ class ConnectionTable(Generic[AnyConnection]):
         self._max_new = max_new
         self._new: dict[AnyConnection, socket.socket | None] = {}  # by arrival; the socket during the handshake
         self._known: dict[AnyConnection, None] = {}  # by last request
+        self._addresses: dict[AnyConnection, str] = {}
 
     def __len__(self) -> int:
         return len(self._new) + len(self._known)
@@ -77,10 +80,11 @@ class ConnectionTable(Generic[AnyConnection]):
     def add(self, client: AnyConnection, accepted: socket.socket) -> None:
         """Add a socket that was just accepted, and evict a connection if there are too many. For the event loop."""
         self._new[client] = accepted
+        self._addresses[client] = _address(accepted)
         if len(self) <= self.most and len(self._new) <= self._max_new:
             return
         oldest = next(iter(self._new))
-        self._evict(oldest if oldest is not client else self._evictable() or client)
+        self._evict(oldest if oldest is not client else self._evictable() or self._crowding(client) or client)
 
     def handshake_done(self, client: AnyConnection) -> None:
         """Note that its handshake is over, or that it needs none."""
@@ -90,24 +94,33 @@ class ConnectionTable(Generic[AnyConnection]):
     def mark_used(self, client: AnyConnection) -> None:
         """Note a valid request of it."""
         if client in self._new or client in self._known:
-            self.remove(client)
+            self._new.pop(client, None)
+            self._known.pop(client, None)
             self._known[client] = None
 
     def remove(self, client: AnyConnection) -> None:
         """Remove a connection that has ended; may be called again."""
         self._new.pop(client, None)
         self._known.pop(client, None)
+        self._addresses.pop(client, None)
 
     def end_handshakes(self) -> None:
         for accepted in self._new.values():
             _shut(accepted)
 
     def _evictable(self) -> AnyConnection | None:
-        """Return the client to evict among those not new; None if all are busy."""
+        """Return the client to evict among those not new and not busy; None if all are."""
         most_stalled = max(self._known, key=lambda one: one.stalled_for, default=None)
         if most_stalled is not None and most_stalled.stalled_for:
             return most_stalled
         return next((one for one in self._known if one.idle), None)
+
+    def _crowding(self, newest: AnyConnection) -> AnyConnection | None:
+        """Return the last to ask of the other address that has more than half of all connections, if one has."""
+        address, connections = Counter(self._addresses.values()).most_common(1)[0]
+        if 2 * connections <= self.most or address == self._addresses[newest]:
+            return None
+        return next((one for one in reversed(self._known) if self._addresses[one] == address), None)
 
     def _evict(self, client: AnyConnection) -> None:
         if not self._evicted:
@@ -123,6 +136,13 @@ class ConnectionTable(Generic[AnyConnection]):
     def _log_evicted(self) -> None:
         log.warning("connections.evicted", evicted=self._evicted, open=len(self), most=self.most)
         self._evicted = 0
+
+
+def _address(accepted: socket.socket) -> str:
+    try:
+        return str(accepted.getpeername()[0])
+    except (OSError, IndexError):  # it has disconnected, or has no name
+        return ""
 
 
 def _shut(accepted: socket.socket | None) -> None:

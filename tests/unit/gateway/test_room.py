@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -124,3 +125,87 @@ async def test_what_is_reserved_is_used_first() -> None:
         assert (holding.size, holding.reserved) == (70, 0)
     with room.opened("p", "c", 0.0) as holding:
         await holding.grow(100)
+
+
+@pytest.mark.parametrize("end", ["given back", "refused"])
+async def test_the_end_of_a_request_costs_no_more_than_a_look_at_each_that_waits(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Ten times as many that wait cost ten times as many looks at them, not a hundred times."""
+    looks = 0
+
+    def keys(holding: Holding) -> object:
+        nonlocal looks
+        looks += 1
+        return vars(holding)["keys"]
+
+    def set_keys(holding: Holding, given: object) -> None:
+        vars(holding)["keys"] = given
+
+    monkeypatch.setattr(Holding, "keys", property(keys, set_keys), raising=False)
+
+    async def cost(waiting: int) -> int:
+        room = Room(1000, 1000)
+        with ExitStack() as waiters, room.opened("p", "c", 600.0) as large, ExitStack() as ending:
+            holdings = [waiters.enter_context(room.opened("p", str(n), 600.0)) for n in range(waiting)]
+            for one in holdings:
+                await one.grow(1)
+            last = ending.enter_context(room.opened("p", "c", 600.0))
+            await last.grow(2)
+            if end == "given back":
+                await large.grow(998 - waiting)
+            tasks = [asyncio.create_task(one.grow(2 if end == "given back" else 999)) for one in holdings]
+            await asyncio.sleep(0)
+            before = looks
+            ending.close()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            seen = looks - before
+            assert sum(task.done() for task in tasks) == 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return seen
+
+    assert await cost(100) <= 12 * await cost(10)
+
+
+async def test_one_that_is_cancelled_as_it_gets_its_bytes_gives_them_back() -> None:
+    """The next one has them."""
+    room = Room(100, 100)
+    with room.opened("p", "c", 600.0) as second, room.opened("q", "d", 600.0) as third:
+        with room.opened("r", "e", 600.0) as first:
+            await first.grow(100)
+            cancelled, waits = asyncio.create_task(second.grow(60)), asyncio.create_task(third.grow(60))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+        await waits
+        assert (second.size, third.size) == (0, 60)
+
+
+async def test_one_caller_leaves_a_part_of_its_pool_to_others() -> None:
+    """Its share is smaller than the pool's, and so is what one of its requests may take."""
+    room = Room(100, 75, 50)
+    with room.opened("p", "c", 0.0) as first, room.opened("p", "d", 0.0) as other:
+        with pytest.raises(RequestTooLargeError):
+            await first.grow(51)
+        await first.reserve(1000)
+        await other.grow(25)
+        with pytest.raises(NoRoomError):
+            await other.grow(1)
+        assert first.size == 50
+
+
+async def test_what_is_reserved_is_a_part_of_what_it_needs_where_others_hold_something() -> None:
+    """It goes on at once with what is free, if that is a quarter of the room; with less it waits for others."""
+    room = Room(100, 75)
+    with room.opened("p", "c", 600.0) as small, room.opened("p", "d", 600.0) as second:
+        await small.grow(1)
+        with room.opened("p", "e", 600.0) as first:
+            await first.reserve(1000)
+            assert (first.size, first.reserved) == (74, 74)
+            waits = asyncio.create_task(second.reserve(1000))
+            await asyncio.sleep(0)
+            assert second.size == 0
+        await waits
+        assert second.size == 74

@@ -1,16 +1,18 @@
-"""Clients of our HTTP servers that open hundreds of connections before they ask, and those that read slowly."""
+"""Clients of our HTTP servers: hundreds before they ask, slow readers, and bodies of small chunks."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from edl_runtime.protocol import asgi_server
-from edl_runtime.protocol.asgi_server import open_listener, serving
+from edl_runtime.protocol.asgi_server import CHUNKS_A_TURN, MOST_SMALL_CHUNKS, SMALL_CHUNK, open_listener, serving
 from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS
 
 
@@ -104,3 +106,97 @@ async def test_connections_are_kept_for_longer_than_clients_keep_theirs() -> Non
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
         for _, writer in streams:
             writer.close()
+
+
+async def exchange(answer: Callable[[Request], Awaitable[Response]], body: bytes) -> bytes:
+    """Return what a server answers to a body in chunks, until it closes the connection."""
+    listener = open_listener("127.0.0.1", 0)
+    app = Starlette(routes=[Route("/", answer, methods=["POST"])])
+    async with serving(app, listener, connections=2):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        answered = await reader.read()
+        writer.close()
+    return answered
+
+
+async def test_a_body_of_small_chunks_leaves_turns_to_others() -> None:
+    """However many of them come at once, a few are parsed in each turn of the event loop, and all arrive."""
+    pieces: list[bytes] = []
+
+    async def answer(request: Request) -> Response:
+        pieces.extend([piece async for piece in request.stream()])
+        return Response()
+
+    answered = await exchange(answer, b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n")
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"".join(pieces) == b"x" * 5000
+    assert max(map(len, pieces)) <= 2 * CHUNKS_A_TURN  # the application may have missed a turn
+
+
+async def test_a_body_of_too_many_small_chunks_is_refused() -> None:
+    """It is told why, and nothing more of it is parsed."""
+    seen = bytearray()
+
+    async def answer(request: Request) -> Response:
+        async for piece in request.stream():
+            seen.extend(piece)
+        return Response()
+
+    body = b"1\r\nx\r\n" * 2 * MOST_SMALL_CHUNKS
+    answered = await exchange(answer, body)
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert b"the body's first 10001 chunks have 10001 bytes, allowed are 64 or more in each on the average" in answered
+    assert len(seen) <= MOST_SMALL_CHUNKS
+
+
+async def test_small_chunks_behind_an_answer_close_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a token is missing: the answer is there, and what the server has not read is no error of its own."""
+
+    async def stream(_: Request) -> Response:
+        async def never_ends() -> AsyncIterator[bytes]:
+            yield b"begun"
+            await asyncio.Event().wait()
+
+        return StreamingResponse(never_ends(), 401)
+
+    answered = await exchange(stream, b"1\r\nx\r\n" * (MOST_SMALL_CHUNKS + 1))
+    assert answered.startswith(b"HTTP/1.1 401 ")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_body_of_many_larger_chunks_arrives_whole() -> None:
+    """Their number is not limited."""
+
+    async def answer(request: Request) -> Response:
+        return Response(str(len(await request.body())))
+
+    chunk = b"%x\r\n%b\r\n" % (SMALL_CHUNK, b"x" * SMALL_CHUNK)
+    answered = await exchange(answer, chunk * 2 * MOST_SMALL_CHUNKS + b"0\r\n\r\n")
+    assert answered.endswith(str(2 * MOST_SMALL_CHUNKS * SMALL_CHUNK).encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths", "told"),
+    [
+        ("1.1", ["Content-Length: 3", "Transfer-Encoding: chunked"], b"both Content-Length and Transfer-Encoding"),
+        ("1.0", ["Transfer-Encoding: chunked"], b"Transfer-Encoding, which HTTP/1.0 does not know"),
+    ],
+)
+async def test_a_length_that_a_proxy_may_see_otherwise_is_refused(
+    version: str, lengths: list[str], told: bytes
+) -> None:
+    """The connection is closed, so that nothing behind it is taken for another request."""
+
+    async def answer(_: Request) -> Response:
+        return Response()
+
+    listener = open_listener("127.0.0.1", 0)
+    async with serving(Starlette(routes=[Route("/", answer, methods=["POST"])]), listener, connections=2):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        head = "\r\n".join([f"POST / HTTP/{version}", "Host: x", "Connection: keep-alive", *lengths, "", ""])
+        writer.write(head.encode() + b"3\r\nabc\r\n0\r\n\r\n")
+        answered = await reader.read()
+        writer.close()
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert told in answered

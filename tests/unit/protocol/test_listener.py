@@ -119,6 +119,23 @@ async def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> N
     assert not busy.aborted
 
 
+async def test_where_all_are_busy_an_address_with_more_than_half_gives_way(
+    monkeypatch: pytest.MonkeyPatch, accepted: socket.socket
+) -> None:
+    """One caller can't take all places from others: its latest request goes; for its own newcomers nothing does."""
+    addresses = iter(["crowd", "other", "crowd", "crowd", "crowd", "third", "fourth"])
+    monkeypatch.setattr(module, "_address", lambda _: next(addresses))
+    connections = Count(4)
+    first, other, second, third = (arrived(connections, accepted, known=True, idle=False) for _ in range(4))
+    arrived(connections, accepted, known=True, idle=False)
+    assert list(connections) == [first, other, second, third]
+    newest = arrived(connections, accepted, known=True, idle=False)
+    assert list(connections) == [first, other, second, newest]
+    assert third.aborted
+    arrived(connections, accepted, known=True, idle=False)
+    assert list(connections) == [first, other, second, newest]
+
+
 async def test_the_log_says_how_many_had_to_go(monkeypatch: pytest.MonkeyPatch, accepted: socket.socket) -> None:
     """One line for all of a while, however many they are, and another for those after it."""
     monkeypatch.setattr(module, "EVICTIONS_LOGGED_S", 0.01)
