@@ -151,9 +151,12 @@ class _Routes:
         self, request: HttpRequest, path: str, answer: Callable[[FollowedPool], Awaitable[Response]]
     ) -> Response:
         """Return what `answer` does about the pool of the path; errors become answers, and are logged here."""
-        name = request.path_params["pool"]
+        name = ""  # what no pool is named may be anything, and is only in the refusal
         try:
-            async with self._gateway.pool(check_name("pool", name)) as pool:
+            name = check_name(
+                "pool", request.path_params["pool"]
+            )
+            async with self._gateway.pool(name) as pool:
                 response = await answer(pool)
         except tuple(_STATUS_CODES) as error:
             status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))

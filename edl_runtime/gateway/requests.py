@@ -12,9 +12,18 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from edl_runtime.errors import clipped
 from edl_runtime.gateway import sglang, vllm
 from edl_runtime.gateway.errors import RequestRefusedError
-from edl_runtime.gateway.scoring import ANSWER_LIMIT, Positions, Scoring, check_sequences, top_k
+from edl_runtime.gateway.scoring import (
+    ANSWER_LIMIT,
+    MOST_ROWS,
+    Positions,
+    Scoring,
+    check_count,
+    check_sequences,
+    top_k,
+)
 from edl_runtime.gateway.vllm import Answer, BadAnswerError, Raw, encode, fields_decoder, raws_decoder
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.llm import KINDS, Kind, LlmServer
@@ -139,8 +148,8 @@ class Rows(NamedTuple):
         """Raise RequestRefusedError for what the pool's teachers can't take; only they know how long a text is."""
         if self.ids:
             check_sequences(self.ids, server, max_tokens)
-        elif not self.texts:
-            raise RequestRefusedError("it has no sequence")
+        else:
+            check_count(len(self.texts))
 
     def cut(self, rows: range) -> Any:
         """Return these rows as the request has them."""
@@ -161,8 +170,8 @@ def _rows(raw: Raw, field: str) -> Rows:
 
 
 def _check_model(given: str | None, model: PoolModel) -> None:
-    if given not in (None, "", model.id):
-        raise RequestRefusedError(f"the model is {given!r}, but this pool serves {model.id!r}")
+    if given and given != model.id:
+        raise RequestRefusedError(f"the model is {clipped(given)!r}, but this pool serves {model.id!r}")
 
 
 # vLLM's
@@ -210,12 +219,13 @@ class Completions:
     def check(self, model: PoolModel) -> None:
         if self.streams and self._scoring.k is not None:
             raise RequestRefusedError("a request with prompt_logprobs can't have stream")
-        if self._n < 1:
-            raise RequestRefusedError(f"n is {self._n}, allowed is 1 or more")
+        if not 1 <= self._n <= MOST_ROWS:
+            raise RequestRefusedError(f"n is {clipped(str(self._n))}, allowed are 1 to {MOST_ROWS}")
         self._model = model
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
         self._rows.check(model.server, self._scoring.max_tokens)
+        check_count(len(self.tokens) * self._n)
         self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
 
     def question(self, kind: Kind, rows: range) -> Question:

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import msgspec
 
+from edl_runtime.errors import one_line
 from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.errors import MOST_TOLD
 
 COMPLETIONS = "/v1/completions"
 MOST_NEGATIVE = -9999.0
@@ -22,7 +24,10 @@ encode = msgspec.json.encode
 
 
 class BadAnswerError(ValueError):
-    """Raised when a teacher's answer is not one to its question; the text says what is wrong."""
+    """Raised when a teacher's answer is not one to its question; the text says what is wrong, on one line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason, MOST_TOLD))
 
 
 class Usage(msgspec.Struct):

@@ -18,6 +18,7 @@ from edl_runtime.gateway.requests import (
     TokensInOut,
     memory_of,
 )
+from edl_runtime.gateway.scoring import MOST_ROWS
 from edl_runtime.protocol.llm import LlmServer
 
 MODEL = PoolModel("net", LlmServer(kind="vllm", max_logprobs=-1, logprobs_mode="processed_logprobs"))
@@ -30,6 +31,9 @@ SLIME = {
     "top_logprobs_num": 3,
 }
 
+
+HUGE = "huge"
+"""Stands for a number of 4,300 digits, the most that Python reads."""
 
 N = 50_000
 
@@ -156,9 +160,32 @@ def test_malformed_requests_are_refused(form: Any, content: bytes) -> None:
         (Completions, {"prompt": [[2**40]]}),
         (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [0], "top_logprobs": 10**9}),
         (Generate, {"input_ids": [[1]], "return_logprob": True, "sampling_params": {"n": 2}}),
+        (Completions, {"n": HUGE, "prompt": [[1]] * 12}),
+        (Completions, {"n": 2, "prompt": ["a"] * MOST_ROWS}),
+        (Completions, {"prompt": [[1]] * (MOST_ROWS + 1)}),
     ],
 )
 def test_what_no_server_could_take_is_refused(request_: Any, said: dict[str, Any]) -> None:
     """Before anybody makes room for it, though the pool has no limits of its own."""
+    content = msgspec.json.encode(TRL | said).replace(b'"huge"', b"9" * 4300)
     with pytest.raises(RequestRefusedError, match="allowed"):
-        asked(request_(msgspec.json.encode(TRL | said)), "vllm")
+        asked(request_(content), "vllm")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (Completions, {"model": "A" * 100_000}),
+        (Completions, {"model": "\U000e0001" * 100_000}),
+        (Completions, {"model": "\x1b[31m\n\u202e"}),
+        (Completions, {"prompt_logprobs": HUGE}),
+        (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [HUGE], "top_logprobs": 1}),
+        (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [0], "response_format": "A\x1b" * 100_000}),
+    ],
+)
+def test_a_refusal_has_little_of_what_was_sent(form: Any, said: dict[str, Any]) -> None:
+    """On one line, without control characters: it is logged, and sent back."""
+    with pytest.raises(RequestRefusedError) as caught:
+        asked(form(msgspec.json.encode(TRL | said).replace(b'"huge"', b"9" * 4300)), "vllm")
+    assert len(str(caught.value)) < 25_000
+    assert str(caught.value).isprintable()
