@@ -21,6 +21,11 @@ BYTES_PER_SCORE = 200
 USUAL_BYTES = 60
 MORE_BYTES = 1 << 20
 LARGEST_VOCABULARY = 1_000_000
+LONGEST = 1 << 20
+"""Tokens of a choice, where no teacher tells its limit."""
+MORE_OF_CHOICE = 4096
+REPEATED = 4
+"""Bytes of an answer for a byte of the question that it repeats, as text and as token numbers."""
 MOST_TOKEN = 2**31 - 1
 """Token numbers are INT32 in several forms."""
 MOST_ROWS = 1 << 16
@@ -87,6 +92,16 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
         """Return the most bytes that an answer to so many tokens may have."""
         k = (server.vocab_size or LARGEST_VOCABULARY) if self.k == -1 else self.k or 0
         return min(ANSWER_LIMIT, MORE_BYTES + (tokens + self.max_tokens) * (k + 2) * BYTES_PER_SCORE)
+
+
+def choices_limit(choices: int, sent: int, longest: int, k: int | None) -> int:
+    """Return the most bytes of an answer with so many choices, of up to `longest` tokens with `k` scores each.
+
+    `sent`: bytes of the question, which each choice may repeat.
+    """
+    scores = min(k or 0, LARGEST_VOCABULARY) if (k or 0) >= 0 else LARGEST_VOCABULARY
+    each = MORE_OF_CHOICE + REPEATED * sent + longest * (scores + 2) * BYTES_PER_SCORE
+    return min(ANSWER_LIMIT, MORE_BYTES + choices * each)
 
 
 def check_count(rows: int) -> None:

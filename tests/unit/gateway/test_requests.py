@@ -10,13 +10,13 @@ import pytest
 
 from edl_runtime.gateway.errors import RequestRefusedError
 from edl_runtime.gateway.requests import (
+    BodyMeter,
     Completions,
     Generate,
     PoolModel,
     Request,
     SequenceLogprobs,
     TokensInOut,
-    memory_of,
 )
 from edl_runtime.gateway.scoring import MOST_ROWS
 from edl_runtime.protocol.llm import LlmServer
@@ -50,6 +50,8 @@ N = 50_000
         b'{"input_ids":[1],"return_logprob":{' + b",".join(b'"%d":1.5' % at for at in range(N)) + b"}}",
         b'{"input_ids":[1],"x":{' + b",".join(b'"%d":1' % at for at in range(N)) + b"}}",
         b"{" + b",".join(b'"%d":1' % at for at in range(N)) + b',"input_ids":[1]}',
+        b'{"prompt":"' + b"a" * 40 * N + "\U0001f600".encode() + b'"}',
+        b'{"prompt":"' + b"a" * 40 * N + rb'\ud83d\ude00"}',
         b'{"input_ids":[[' + b"9999999," * N + b'1]],"text":"' + b"x" * N + b'"}',
     ],
 )
@@ -63,10 +65,19 @@ def test_a_body_takes_no_more_memory_than_is_reckoned(body: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert read.tokens
-    assert most < memory_of(body) - len(body)
+    assert most < BodyMeter().add(body) - len(body)
 
 
 PADDED = {"sequences": [[1] * 4000, *[[1]] * 60_000], "prompt_lengths": [0] * 60_001, "top_logprobs": 1}
+
+
+def test_a_text_is_as_wide_as_its_widest_character() -> None:
+    """Whichever piece of a body has that, or has a part of how it is written."""
+    body = b'{"prompt":"' + b"a" * 1000 + rb'\ud83d\ude00"}'
+    meter = BodyMeter()
+    taken = sum(meter.add(body[at : at + 1]) for at in range(len(body)))
+    assert taken == BodyMeter().add(body) > 8 * len(body)
+    assert BodyMeter().add(body[:1000]) < 4 * 1000
 
 
 def test_a_binary_answer_that_padding_makes_huge_is_refused() -> None:
