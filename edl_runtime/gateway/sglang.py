@@ -12,6 +12,7 @@ import numpy as np
 from edl_runtime.errors import counted
 from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId, top_k
 from edl_runtime.gateway.vllm import (
+    LEAST,
     MOST_NEGATIVE,
     Answer,
     BadAnswerError,
@@ -127,7 +128,7 @@ def _flat_values(meta: _MetaInfo) -> np.ndarray | None:
         raise BadAnswerError(f"its best tokens are invalid: {error}") from None
     if np.isnan(values).any():
         raise BadAnswerError("a log-probability of its best tokens is not a number")
-    return values
+    return np.where(np.isneginf(values), LEAST, values)  # base 64 has no other way to say it
 
 
 def _tops(meta: _MetaInfo, count: int) -> list[list[_Entry] | None]:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from edl_runtime.errors import counted, one_line
 from edl_runtime.gateway.scoring import BYTES_PER_SCORE, LARGEST_VOCABULARY, Positions, Score, Scoring, TokenId
@@ -18,6 +19,8 @@ from edl_runtime.protocol.errors import MOST_TOLD
 COMPLETIONS = "/v1/completions"
 MOST_NEGATIVE = -9999.0
 """In place of minus infinity, which JSON has not."""
+LEAST = float(np.finfo(np.float32).min)
+"""The least log-probability; servers mask tokens with this one, and callers keep them as float32."""
 PIECE = 1 << 16
 FEW_BYTES = 1 << 16
 MOST_FIELDS = 10_000
@@ -174,8 +177,10 @@ def _scored(holder: Raw, ids: Sequence[int], count: int | None) -> Iterator[Mapp
 
 
 def check_falling(logprobs: list[float], place: int) -> None:
-    """Raise BadAnswerError unless log-probabilities, those of a position by rank, are at most 0 and don't grow."""
+    """Raise BadAnswerError unless log-probabilities, those of a position by rank, are `LEAST` to 0 and don't grow."""
     falling = sorted(logprobs, reverse=True)
+    if falling and falling[-1] < LEAST:
+        raise BadAnswerError(f"position {place} has a log-probability of {falling[-1]:g}, allowed is {LEAST:g} or more")
     if falling and falling[0] > ROUNDING:
         raise BadAnswerError(f"position {place} has a log-probability of {falling[0]:.4f}, allowed is 0 or less")
     if logprobs != falling and any(abs(one - two) > ROUNDING for one, two in zip(logprobs, falling, strict=True)):

@@ -97,6 +97,7 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
         ([None, SIX_OF_TWO | {"8": {"logprob": -3.0, "rank": 3}, "9": {"logprob": -4.0, "rank": 4}}], "4 scores"),
         ([None, SIX_OF_TWO | {"7": {"logprob": "-1.0", "rank": 1}}], "position 1 are invalid"),
         ([None, SIX_OF_TWO | {"7": {"logprob": 0.5, "rank": 1}}], "0.5000, allowed is 0 or less"),
+        ([None, SIX_OF_TWO | {"6": {"logprob": -5e307, "rank": 2}}], r"-5e\+307, allowed is -3.4"),
         ([None, SIX_OF_TWO | {"7": {"logprob": -2.5, "rank": 1}}], "grow with their rank"),
         ([None, SIX_OF_TWO | {"7": {"logprob": -1.0, "rank": 0}}], "position 1 are invalid"),
         (None, "no list"),
@@ -183,6 +184,7 @@ def test_infinite_scores_are_found() -> None:
         ([[-1.0, 7, None], ["-1.5", 8, None]], "invalid"),
         ([[0.5, 7, None], [-1.5, 8, None]], "0.5000, allowed"),
         ([[-1.5, 7, None], [-1.0, 8, None]], "grow with their rank"),
+        ([[-1.5, 7, None], [-1.7e308, 8, None]], r"-1.7e\+308, allowed is -3.4"),
         ([[-2.5, 7, None], [-3.0, 8, None]], "grow with their rank"),
     ],
 )
@@ -214,6 +216,16 @@ def test_wrong_best_tokens_of_sglang_s_shorter_forms_are_found(values: list[list
     for form in (b64,) if said == "not a number" else (flat, b64):
         with pytest.raises(BadAnswerError, match=said):
             sglang.check_scores(Raw(msgspec.json.encode({"meta_info": tokens | shape | form})), [5, 6], 2)
+
+
+def test_the_least_score_is_that_of_a_masked_token() -> None:
+    """In float32, as servers mask; minus infinity is told in base 64 alone."""
+    least = float(np.finfo(np.float32).min)
+    vllm.check_falling([-1.0, least, least], 1)
+    meta = {"input_token_logprobs": [[None, 5, None], [-3.0, 6, None]], "input_top_logprobs_null_prefix": 1}
+    values = base64.b64encode(np.array([-1.0, -np.inf], np.float32).tobytes()).decode()
+    meta |= {"input_top_logprobs_val_flat_b64": values, "input_top_logprobs_shape": [1, 2]}
+    sglang.check_scores(Raw(msgspec.json.encode({"meta_info": meta})), [5, 6], 2)
 
 
 def test_numbers_that_no_token_has_are_found() -> None:
