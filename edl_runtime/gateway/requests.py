@@ -6,6 +6,7 @@ No I/O. A request is read when it is made, checked against what the pool's teach
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -178,10 +179,14 @@ class Rows(NamedTuple):
         return found[0] if self.single else found
 
 
+_OPENING = re.compile(rb"\s*(\S)\s*(\S)")
+"""The first two signs, behind any number of blanks."""
+
+
 def _rows(raw: Raw, field: str) -> Rows:
     """Read token numbers or text, of one sequence or of several."""
-    start = bytes(memoryview(raw)[:64]).split()
-    opening = b"".join(start)[:2]
+    found_opening = _OPENING.match(memoryview(raw))
+    opening = b"".join(found_opening.groups()) if found_opening else b""
     if opening[:1] == b'"' or opening == b'["':
         found = _decoded(_text_decoder, raw, field)
         return Rows([], [found], single=True) if isinstance(found, str) else Rows([], found, single=False)

@@ -129,6 +129,13 @@ def test_what_only_sglang_knows_goes_there(more: dict[str, Any], kinds: set[str]
     assert Generate(msgspec.json.encode(SLIME | more)).kinds == kinds
 
 
+def test_blanks_before_sequences_are_none_of_them() -> None:
+    """However many: clients may lay out their JSON as they like."""
+    for form, field in ((Completions, b"prompt"), (Generate, b"input_ids")):
+        assert form(b'{"%b": [%b[1, 2] ]}' % (field, b" \n" * 200)).tokens == [2]
+        assert form(b'{"%b": [7]}' % field).tokens == [1]
+
+
 def test_a_part_s_question_has_its_rows_and_all_other_fields() -> None:
     """In the caller's own form as they are, also fields that nobody here knows."""
     assert asked(Completions(msgspec.json.encode(TRL | {"new": {"a": 1}})), "vllm") == {
