@@ -73,6 +73,14 @@ def clipped(text: str, most: int = MOST_SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
+def one_line(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text of others for a line of a log: clipped, and with what can't be printed as in a Python literal."""
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
+        for sign in clipped(text, most)
+    )
+
+
 class BackendError(EdlError):
     """Raised when a backend can't do a request."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -16,8 +17,17 @@ _READ_AT_ONCE = 1 << 23
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, unbuffered. Raises DamagedFileError for a FIFO, a device or a folder, and OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: that alone has an effect on some devices
+    """Open a file for reading, unbuffered.
+
+    Raises DamagedFileError for a FIFO, a device, a folder or a link that leads to itself, and OSError.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DamagedFileError("a link that leads to itself") from None
+    if not stat.S_ISREG(mode):  # before it is opened: that alone has an effect on some devices
         raise DamagedFileError("not a regular file")
     return cast(BinaryIO, open(path, "rb", buffering=0, opener=_open_at_once))
 

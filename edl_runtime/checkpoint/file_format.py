@@ -83,6 +83,10 @@ class FileRecord(msgspec.Struct, frozen=True):
     crc32: int
 
 
+LATEST = 1e11
+"""A Unix time that no checkpoint is of; the calendar ends a little later."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Describes a checkpoint and its files. `created_at` is a Unix time; `request` as in `Snapshot`.
 
@@ -105,6 +109,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         wrong = [name for name in self.files if not _FILE_NAME.fullmatch(name)]
         if wrong:
             raise ValueError(f"unexpected file names: {', '.join(wrong)}")
+        if not 0 <= self.created_at < LATEST:
+            raise ValueError(f"created_at is {self.created_at:g}, allowed is a Unix time")
 
     @classmethod
     def decode(cls, content: bytes, url: str) -> Self:

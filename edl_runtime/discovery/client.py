@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_WITHIN_S = 2.0
+ANSWER_WITHIN_S = 30.0
+"""Longest time for the head of an answer, or for a body that ends; bytes may come one at a time."""
+ANSWER_LIMIT = 64 << 20
+"""Bytes of a body: of pools with some 100,000 members."""
 _REASON_LIMIT = 16 * 1024
 
 
@@ -79,17 +83,25 @@ class DiscoveryClient:
             method, self.url + path, params=params, content=content, headers=self._headers, extensions=self._extensions
         )
         with self._translate_errors():
-            response = await self._transport.handle_async_request(request)
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                response = await self._transport.handle_async_request(request)
             try:
                 if not response.is_success:
-                    raise await self._refusal(response)
+                    async with asyncio.timeout(ANSWER_WITHIN_S):
+                        raise await self._refusal(response)
                 yield response
             finally:
                 await response.aclose()
 
     async def _read(self, path: str, kind: type[T]) -> T:
         async with self.ask("GET", path) as response:
-            content = await response.aread()
+            content = bytearray()
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > ANSWER_LIMIT:
+                        cause = f"its answer has more than {ANSWER_LIMIT} bytes"
+                        raise DiscoveryRefusedError(self.url, response.status_code, cause)
         try:
             return JsonDecoder(kind).decode(content)
         except msgspec.DecodeError as error:
@@ -101,7 +113,7 @@ class DiscoveryClient:
 
         try:
             yield
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, TimeoutError):
             raise DiscoveryNotReadyError(self.url, "no answer in time") from None
         except DiscoveryUnavailableError:  # an OSError, too
             raise
@@ -111,7 +123,7 @@ class DiscoveryClient:
     async def _refusal(self, response: httpx.Response) -> Exception:
         """Return the error for an answer; only a 5xx is worth a retry."""
         body = b""
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > _REASON_LIMIT:
                 break

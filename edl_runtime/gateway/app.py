@@ -31,7 +31,7 @@ from edl_runtime.gateway.errors import (
 from edl_runtime.gateway.gateway import Gateway
 from edl_runtime.gateway.metrics import GatewayCollector
 from edl_runtime.gateway.pool import FollowedPool
-from edl_runtime.gateway.requests import BYTES_OF_A_BYTE, memory_of
+from edl_runtime.gateway.requests import BYTES_OF_A_BYTE, BodyMeter
 from edl_runtime.gateway.room import Holding, Room
 from edl_runtime.gateway.vllm import encode
 from edl_runtime.log import get_logger
@@ -153,9 +153,10 @@ class _Routes:
         self, request: HttpRequest, path: str, answer: Callable[[FollowedPool], Awaitable[Response]]
     ) -> Response:
         """Return what `answer` does about the pool of the path; errors become answers, and are logged here."""
-        name = request.path_params["pool"]
+        name = ""  # what no pool is named may be anything, and is only in the refusal
         try:
-            async with self._gateway.pool(check_name("pool", name)) as pool:
+            name = check_name("pool", request.path_params["pool"])
+            async with self._gateway.pool(name) as pool:
                 response = await answer(pool)
         except tuple(_STATUS_CODES) as error:
             status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
@@ -227,8 +228,10 @@ async def _read_body(request: HttpRequest, holding: Holding) -> bytes:
         if size > MOST_OF_BODY:
             raise RequestTooLargeError(size >> 20, MOST_OF_BODY >> 20)
 
+    meter = BodyMeter()
+
     async def hold(chunk: bytes) -> None:
-        takes = memory_of(chunk)
+        takes = meter.add(chunk)
         check(holding.size + takes)
         await holding.grow(takes)
 

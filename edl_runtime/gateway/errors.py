@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_runtime.errors import EdlError
+from edl_runtime.errors import EdlError, one_line
+from edl_runtime.protocol.errors import MOST_TOLD
 
 
 class GatewayError(EdlError):
@@ -12,12 +13,15 @@ class GatewayError(EdlError):
 
 
 class RequestRefusedError(GatewayError):
-    """Raised for a request that no teacher of the pool can ever answer; its text says why."""
+    """Raised for a request that no teacher of the pool can ever answer; its text says why, on one line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason, MOST_TOLD))
 
 
 @dataclass(eq=False, repr=False)
 class TeacherFailedError(GatewayError):
-    """Raised when a teacher does not answer, or answers wrongly.
+    """Raised when a teacher does not answer, or answers wrongly; the `reason` is made one line.
 
     - `unreached`: it never had the request.
     - `answered`: it did answer, so that the request may be the cause.
@@ -27,6 +31,10 @@ class TeacherFailedError(GatewayError):
     reason: str
     unreached: bool = False
     answered: bool = False
+
+    def __post_init__(self) -> None:
+        self.reason = one_line(self.reason, MOST_TOLD)
+        super().__post_init__()
 
     def __str__(self) -> str:
         return f"teacher {self.address}: {self.reason}"

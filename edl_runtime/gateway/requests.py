@@ -6,15 +6,27 @@ No I/O. A request is read when it is made, checked against what the pool's teach
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from edl_runtime.errors import clipped, counted
 from edl_runtime.gateway import sglang, vllm
 from edl_runtime.gateway.errors import RequestRefusedError
-from edl_runtime.gateway.scoring import ANSWER_LIMIT, Positions, Scoring, check_sequences, top_k
+from edl_runtime.gateway.scoring import (
+    ANSWER_LIMIT,
+    LONGEST,
+    MOST_ROWS,
+    Positions,
+    Scoring,
+    check_count,
+    check_sequences,
+    choices_limit,
+    top_k,
+)
 from edl_runtime.gateway.vllm import Answer, BadAnswerError, Raw, encode, fields_decoder, raws_decoder
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.llm import KINDS, Kind, LlmServer
@@ -26,6 +38,9 @@ ALL_KINDS = frozenset(KINDS)
 
 
 BYTES_OF_A_BYTE = 3
+WIDE = 5
+"""More bytes that a byte of a text takes if a character of it is not ASCII: each of them takes four, and while the
+text is widened the narrow one is there, too."""
 _OF_VALUES = {b",": 48, b'"': 16, b"[": 96, b":": 128, b"{": 256}
 """Bytes of memory that a body takes until it is answered: for itself and what teachers are asked, and for its values.
 
@@ -37,9 +52,25 @@ WHOLE_TAKES = 3
 CHAT_LIMIT = 64 << 20
 
 
-def memory_of(chunk: bytes) -> int:
-    """Return the most bytes of memory that a piece of a body takes until it is answered."""
-    return BYTES_OF_A_BYTE * len(chunk) + sum(chunk.count(sign) * size for sign, size in _OF_VALUES.items())
+class BodyMeter:
+    """Reckons the most bytes of memory that a body takes until it is answered, as its pieces come."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._is_wide = False
+        self._last = b""
+
+    def add(self, chunk: bytes) -> int:
+        """Return what the body takes more, now that this piece of it has come."""
+        takes = BYTES_OF_A_BYTE * len(chunk) + sum(chunk.count(sign) * size for sign, size in _OF_VALUES.items())
+        self._size += len(chunk)
+        if self._is_wide:
+            takes += WIDE * len(chunk)
+        elif not chunk.isascii() or b"\\u" in chunk or self._last + chunk[:1] == b"\\u":
+            self._is_wide = True
+            takes += WIDE * self._size
+        self._last = chunk[-1:]
+        return takes
 
 
 class Question(NamedTuple):
@@ -139,8 +170,8 @@ class Rows(NamedTuple):
         """Raise RequestRefusedError for what the pool's teachers can't take; only they know how long a text is."""
         if self.ids:
             check_sequences(self.ids, server, max_tokens)
-        elif not self.texts:
-            raise RequestRefusedError("it has no sequence")
+        else:
+            check_count(len(self.texts))
 
     def cut(self, rows: range) -> Any:
         """Return these rows as the request has them."""
@@ -148,10 +179,14 @@ class Rows(NamedTuple):
         return found[0] if self.single else found
 
 
+_OPENING = re.compile(rb"\s*(\S)\s*(\S)")
+"""The first two signs, behind any number of blanks."""
+
+
 def _rows(raw: Raw, field: str) -> Rows:
     """Read token numbers or text, of one sequence or of several."""
-    start = bytes(memoryview(raw)[:64]).split()
-    opening = b"".join(start)[:2]
+    found_opening = _OPENING.match(memoryview(raw))
+    opening = b"".join(found_opening.groups()) if found_opening else b""
     if opening[:1] == b'"' or opening == b'["':
         found = _decoded(_text_decoder, raw, field)
         return Rows([], [found], single=True) if isinstance(found, str) else Rows([], found, single=False)
@@ -161,8 +196,19 @@ def _rows(raw: Raw, field: str) -> Rows:
 
 
 def _check_model(given: str | None, model: PoolModel) -> None:
-    if given not in (None, "", model.id):
-        raise RequestRefusedError(f"the model is {given!r}, but this pool serves {model.id!r}")
+    if given and given != model.id:
+        raise RequestRefusedError(f"the model is {clipped(given)!r}, but this pool serves {model.id!r}")
+
+
+def _check_n(n: int) -> None:
+    if not 1 <= n <= MOST_ROWS:
+        raise RequestRefusedError(f"n is {clipped(str(n))}, allowed are 1 to {MOST_ROWS}")
+
+
+def _longest(max_tokens: int | None, model: PoolModel) -> int:
+    """Return how many tokens a choice may have."""
+    most = model.server.max_model_len or LONGEST
+    return min(max_tokens or most, most)
 
 
 # vLLM's
@@ -210,20 +256,24 @@ class Completions:
     def check(self, model: PoolModel) -> None:
         if self.streams and self._scoring.k is not None:
             raise RequestRefusedError("a request with prompt_logprobs can't have stream")
-        if self._n < 1:
-            raise RequestRefusedError(f"n is {self._n}, allowed is 1 or more")
+        _check_n(self._n)
         self._model = model
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
         self._rows.check(model.server, self._scoring.max_tokens)
+        check_count(len(self.tokens) * self._n)
         self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
 
     def question(self, kind: Kind, rows: range) -> Question:
         if kind == "sglang" and self._scoring.k is not None:
             return scores_question(kind, self._model, self._ids(rows), self._scoring)
-        limit = self._scoring.answer_limit(self._n * sum(self.tokens[_cut(rows)]), self._model.server)
         body = encode({**self._fields, "model": self._model.id, "prompt": self._rows.cut(rows)})
-        return Question(vllm.COMPLETIONS, body, ANSWER_LIMIT if self._scoring.k is None else limit)
+        if self._scoring.k is None:
+            longest = _longest(self._view.max_tokens, self._model)
+            limit = choices_limit(self._n * len(rows), len(body), longest, self._view.logprobs)
+        else:
+            limit = self._scoring.answer_limit(self._n * sum(self.tokens[_cut(rows)]), self._model.server)
+        return Question(vllm.COMPLETIONS, body, limit)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         k = self._scoring.k
@@ -293,6 +343,7 @@ class TokensInOut:
     def check(self, model: PoolModel) -> None:
         if self._view.stream:
             raise RequestRefusedError("stream is true, allowed is false")
+        _check_n(self._view.sampling_params.n or 1)
         self._model = model
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
@@ -302,8 +353,13 @@ class TokensInOut:
     def question(self, kind: Kind, rows: range) -> Question:  # noqa: ARG002 - there is one
         if kind == "sglang":
             return scores_question(kind, self._model, [self._view.token_ids], self._scoring)
-        scored = self._scoring.k is not None
-        limit = self._scoring.answer_limit(self.tokens[0], self._model.server) if scored else ANSWER_LIMIT
+        params = self._view.sampling_params
+        if self._scoring.k is None:
+            limit = choices_limit(
+                params.n or 1, len(self._body), _longest(params.max_tokens, self._model), params.logprobs
+            )
+        else:
+            limit = self._scoring.answer_limit(self.tokens[0], self._model.server)
         return Question("/inference/v1/generate", self._body, limit)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - there is one
@@ -580,8 +636,7 @@ class SwiftInfer:
         self.tokens = [len(memoryview(raw)) // BYTES_PER_TOKEN + 1 for raw in self._requests]
 
     def check(self, model: PoolModel) -> None:  # noqa: ARG002 - the teacher does
-        if not self._requests:
-            raise RequestRefusedError("it has no infer_requests")
+        check_count(len(self._requests))
 
     def question(self, kind: Kind, rows: range) -> Question:  # noqa: ARG002 - there is one
         return Question("/infer/", encode({**self._fields, "infer_requests": self._requests[_cut(rows)]}))
@@ -589,12 +644,9 @@ class SwiftInfer:
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - there is one
         vllm.check_text(content)
         try:
-            found = raws_decoder.decode(content)
+            return Answer(list(vllm.raws_of(len(rows)).decode(content)))
         except msgspec.DecodeError as error:
-            raise BadAnswerError(f"its answer is no list: {error}") from None
-        if len(found) != len(rows):
-            raise BadAnswerError(f"it answered {len(found)} of {len(rows)} requests")
-        return Answer(found)
+            raise BadAnswerError(f"its answer is no list about {counted(len(rows), 'request')}: {error}") from None
 
     def join(self, answers: Sequence[Answer]) -> bytes:
         return encode([row for answer in answers for row in answer.rows])
@@ -631,11 +683,7 @@ class Chat:
         return Question("/v1/chat/completions", self._body, CHAT_LIMIT)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - all have the same
-        vllm.check_text(content)
-        try:
-            fields_decoder.decode(content)
-        except msgspec.DecodeError as error:
-            raise BadAnswerError(f"its answer is no JSON object: {error}") from None
+        vllm.check_object(content)
         return Answer([Raw(content)])
 
     def join(self, answers: Sequence[Answer]) -> bytes:

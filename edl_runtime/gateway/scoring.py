@@ -21,8 +21,15 @@ BYTES_PER_SCORE = 200
 USUAL_BYTES = 60
 MORE_BYTES = 1 << 20
 LARGEST_VOCABULARY = 1_000_000
+LONGEST = 1 << 20
+"""Tokens of a choice, where no teacher tells its limit."""
+MORE_OF_CHOICE = 4096
+REPEATED = 4
+"""Bytes of an answer for a byte of the question that it repeats, as text and as token numbers."""
 MOST_TOKEN = 2**31 - 1
 """Token numbers are INT32 in several forms."""
+MOST_ROWS = 1 << 16
+"""Sequences of one request, and choices of its answer."""
 ANSWER_LIMIT = 1 << 30
 """Most bytes of any answer of a teacher."""
 
@@ -87,10 +94,27 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
         return min(ANSWER_LIMIT, MORE_BYTES + (tokens + self.max_tokens) * (k + 2) * BYTES_PER_SCORE)
 
 
-def check_sequences(rows: Sequence[Sequence[int]], server: LlmServer, max_tokens: int) -> None:
-    """Raise RequestRefusedError for a sequence that is empty or too long, or has numbers outside the vocabulary."""
+def choices_limit(choices: int, sent: int, longest: int, k: int | None) -> int:
+    """Return the most bytes of an answer with so many choices, of up to `longest` tokens with `k` scores each.
+
+    `sent`: bytes of the question, which each choice may repeat.
+    """
+    scores = min(k or 0, LARGEST_VOCABULARY) if (k or 0) >= 0 else LARGEST_VOCABULARY
+    each = MORE_OF_CHOICE + REPEATED * sent + longest * (scores + 2) * BYTES_PER_SCORE
+    return min(ANSWER_LIMIT, MORE_BYTES + choices * each)
+
+
+def check_count(rows: int) -> None:
+    """Raise RequestRefusedError unless a request has 1 to `MOST_ROWS` sequences, or choices."""
     if not rows:
         raise RequestRefusedError("it has no sequence")
+    if rows > MOST_ROWS:
+        raise RequestRefusedError(f"it asks for {rows:,} sequences, allowed are {MOST_ROWS:,}: send fewer at once")
+
+
+def check_sequences(rows: Sequence[Sequence[int]], server: LlmServer, max_tokens: int) -> None:
+    """Raise RequestRefusedError for a sequence that is empty or too long, or has numbers outside the vocabulary."""
+    check_count(len(rows))
     for row, ids in enumerate(rows):
         if not ids:
             raise RequestRefusedError(f"sequence {row} is empty")

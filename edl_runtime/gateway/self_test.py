@@ -14,7 +14,7 @@ import msgspec
 from edl_runtime.gateway.requests import PoolModel, Question, read_scores, scores_question
 from edl_runtime.gateway.scoring import Positions, Scoring
 from edl_runtime.gateway.teachers import TestScores
-from edl_runtime.gateway.vllm import BadAnswerError
+from edl_runtime.gateway.vllm import MOST_NEGATIVE, BadAnswerError
 from edl_runtime.protocol.llm import LlmServer, served_models
 
 TIMES = 3
@@ -53,6 +53,9 @@ def _scoring(server: LlmServer) -> Scoring:
 def read_alike(server: LlmServer, answers: Sequence[bytes]) -> TestScores:
     """Return the scores that all answers have. Raises BadAnswerError unless they are the same."""
     first, *others = [_positions(server, content) for content in answers]
+    least = min((position[0].logprob for position in first if position), default=0.0)
+    if least < MOST_NEGATIVE:
+        raise BadAnswerError(f"it scores a token with {least:g}, which no model does")
     for other in others:
         for place, (one, two) in enumerate(zip(first, other, strict=True)):
             if one and two and abs(one[0].logprob - two[0].logprob) > TOLERANCE:

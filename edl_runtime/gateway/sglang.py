@@ -9,8 +9,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from edl_runtime.errors import counted
 from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId, top_k
 from edl_runtime.gateway.vllm import (
+    LEAST,
     MOST_NEGATIVE,
     Answer,
     BadAnswerError,
@@ -18,7 +20,7 @@ from edl_runtime.gateway.vllm import (
     check_falling,
     check_text,
     encode,
-    raws_decoder,
+    raws_of,
 )
 from edl_runtime.parsing import JsonDecoder
 
@@ -26,7 +28,7 @@ GENERATE = "/generate"
 
 Raw = msgspec.Raw
 
-_Entry = tuple[float | None, TokenId, Any]
+_Entry = tuple[float | None, TokenId, str | None]
 
 
 class _MetaInfo(msgspec.Struct):
@@ -75,12 +77,10 @@ def read_items(content: bytes, count: int, *, as_list: bool = True) -> Answer:
     """Return an answer with `count` items, a list or a single one. Raises BadAnswerError."""
     check_text(content)
     try:
-        items = raws_decoder.decode(content) if as_list else [Raw(content)]
+        items = list(raws_of(count).decode(content)) if as_list else [Raw(content)]
         metas = [_counts_decoder.decode(item).meta_info for item in items]
     except msgspec.DecodeError as error:
-        raise BadAnswerError(f"its answer is none of /generate: {error}") from None
-    if len(items) != count:
-        raise BadAnswerError(f"it answered {len(items)} items to {count}")
+        raise BadAnswerError(f"its answer is none of /generate with {counted(count, 'item')}: {error}") from None
     prompt, completion = sum(one.prompt_tokens for one in metas), sum(one.completion_tokens for one in metas)
     return Answer(items, {}, Usage(prompt, completion, prompt + completion))
 
@@ -128,7 +128,7 @@ def _flat_values(meta: _MetaInfo) -> np.ndarray | None:
         raise BadAnswerError(f"its best tokens are invalid: {error}") from None
     if np.isnan(values).any():
         raise BadAnswerError("a log-probability of its best tokens is not a number")
-    return values
+    return np.where(np.isneginf(values), LEAST, values)  # base 64 has no other way to say it
 
 
 def _tops(meta: _MetaInfo, count: int) -> list[list[_Entry] | None]:

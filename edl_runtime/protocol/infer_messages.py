@@ -494,7 +494,7 @@ def encode_response(
     Raises AnswerLimitError if it does not fit, ProtocolError for a dtype that the protocol does not have.
     """
     numbers = sum(outputs[name].size for name, binary in request.outputs.items() if not binary)
-    _check_size(_LEAST_NUMBER * numbers, min(JSON_LIMIT, len(into)))  # before objects are made of them
+    check_size(_LEAST_NUMBER * numbers, min(JSON_LIMIT, len(into)))  # before objects are made of them
     heads, buffers = [], []
     for name, binary in request.outputs.items():
         array = outputs[name]
@@ -508,8 +508,8 @@ def encode_response(
     version = signature.versions[0] if signature.versions else ""
     header = padded_header(_json_encoder.encode(_Response(heads, signature.name, version, request.id)))
     size = len(header) + sum(array.nbytes for array in buffers)
-    _check_size(len(header), JSON_LIMIT)
-    _check_size(size, len(into))
+    check_size(len(header), JSON_LIMIT)
+    check_size(size, len(into))
     into[: len(header)] = header
     end = len(header)
     for array in buffers:
@@ -518,6 +518,7 @@ def encode_response(
     return (len(header) if buffers else None), size
 
 
-def _check_size(size: int, limit: int) -> None:
+def check_size(size: int, limit: int) -> None:
+    """Raise AnswerLimitError for an answer of more bytes than the limit."""
     if size > limit:
         raise AnswerLimitError(size, limit)

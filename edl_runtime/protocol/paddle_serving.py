@@ -17,7 +17,7 @@ from edl_runtime.protocol.infer_messages import Parameters, TensorHead, check_pa
 from edl_runtime.protocol.proto import field_numbers, message_classes
 from edl_runtime.protocol.tensors import Array, array_of_list, datatype_of
 
-_LISTS = {
+LISTS = {
     "int64_data": "repeated int64",
     "float_data": "bytes",  # a packed list of floats: their little-endian bytes
     "int_data": "repeated int32",
@@ -27,7 +27,10 @@ _LISTS = {
 }
 """Where a tensor's numbers are; those of other types are in its raw bytes."""
 
-_NUMBERED = {name: f"{number} {kind}" for number, (name, kind) in enumerate(_LISTS.items(), 1)}
+FLOATS = {"float_data": "<f4", "float64_data": "<f8"}
+"""The types of numbers in those bytes."""
+
+_NUMBERED = {name: f"{number} {kind}" for number, (name, kind) in enumerate(LISTS.items(), 1)}
 
 PIPELINE = message_classes(
     "baidu.paddle_serving.pipeline_serving",

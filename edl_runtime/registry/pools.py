@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from edl_runtime.errors import counted
+from edl_runtime.errors import counted, one_line
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
@@ -103,7 +103,7 @@ class Quarantine(msgspec.Struct, frozen=True):
     students: int
 
     def __str__(self) -> str:
-        return f"{self.reason} (by {counted(self.students, 'student')})"
+        return f"{one_line(self.reason)} (by {counted(self.students, 'student')})"
 
 
 class TeacherInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from edl_runtime.errors import MOST_SHOWN, SpecError, UnexpectedError, isolated
+from edl_runtime.errors import MOST_SHOWN, SpecError, UnexpectedError, isolated, one_line
+from edl_runtime.registry.pools import Quarantine
 
 
 class Shy:
@@ -60,3 +61,14 @@ async def test_of_several_tasks_that_fail_the_first_error_is_told() -> None:
 
     with pytest.raises(UnexpectedError, match="namespace 'a' can't be handled: KeyError: 'labels'"):
         await fail_in_a_group()
+
+
+def test_what_others_wrote_is_one_line_of_a_log() -> None:
+    """Whatever is in it, also what would turn a terminal's text around."""
+    assert one_line("a\nb\x1b\u202e\ud800 \xe9") == "a\\nb\\x1b\\u202e\\ud800 \xe9"
+    assert len(one_line("\U000e0001" * 10_000_000)) < 6000
+
+
+def test_a_reason_of_quarantine_makes_no_line_of_its_own() -> None:
+    """A student's words could look like other members of a pool."""
+    assert str(Quarantine("slow\nh:1  teacher", 1)) == r"slow\nh:1  teacher (by 1 student)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from safetensors.numpy import load, save, save_file
 
 from edl_runtime.checkpoint.errors import UnknownFormatError
 from edl_runtime.checkpoint.file_format import (
+    LATEST,
     CheckpointPosition,
     FileRecord,
     Manifest,
@@ -172,6 +174,14 @@ def test_another_format_is_refused_by_its_number() -> None:
     """One of a later version may mean something else."""
     with pytest.raises(UnknownFormatError, match=r"there .* format 2, this version reads format 1"):
         Manifest.decode(msgspec.structs.replace(MANIFEST, format=2).encode(), "there")
+
+
+@pytest.mark.parametrize("created_at", [1e300, -1e18, 1e12, -1.0])
+def test_a_manifest_is_of_a_time_that_can_be_shown(created_at: float) -> None:
+    """Else it is damaged, and the others are shown and used."""
+    with pytest.raises(ValueError, match=r"created_at is .*, allowed is a Unix time"):
+        msgspec.structs.replace(MANIFEST, created_at=created_at)
+    assert datetime.fromtimestamp(LATEST).astimezone()
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "model.pkl", ""])

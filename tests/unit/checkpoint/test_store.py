@@ -618,6 +618,20 @@ def test_what_is_no_file_is_damage(tmp_path: Path, place: str, kind: str) -> Non
         assert (manifest, model) == (f"{MANIFEST}: not a regular file", "model.safetensors: not a regular file")
 
 
+def test_a_link_that_leads_to_itself_is_damage(tmp_path: Path) -> None:
+    """The newest that can be read is used; a file system that fails would be another matter."""
+    store = stored(str(tmp_path), 1, 2, 3)
+    for step, name in ((3, MANIFEST), (2, "model.safetensors")):
+        link = folder_of(tmp_path, step) / name
+        link.unlink()
+        link.symlink_to(link)
+    found = store.load_newest()
+    assert found is not None
+    assert found.info.manifest.step == 1
+    loop = "a link that leads to itself"
+    assert [each.problem for each in found.skipped] == [f"{MANIFEST}: {loop}", f"model.safetensors: {loop}"]
+
+
 def test_a_mark_that_is_no_file_is_an_error(tmp_path: Path) -> None:
     """That says which."""
     put("fifo", tmp_path / storage.IDENTITY_FILE)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,34 +18,48 @@ from support.registry.followers import failure_of, student, wait_for_log
 from edl_runtime.discovery import client
 from edl_runtime.discovery.assignments import Assignment
 from edl_runtime.discovery.client import LINE_LIMIT
-from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryUnavailableError
+from edl_runtime.discovery.errors import DiscoveryNotReadyError, DiscoveryRefusedError, DiscoveryUnavailableError
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
+PACKED = b"Content-Encoding: gzip\r\n"
+
 
 class FakeEndpoint:
-    """Answers each stream with `head`, the lines of `told`, and silence; a stream ends when `dropped` is set anew."""
+    """Answers each stream with `head`, the lines of `told`, and silence, or blanks if it `drips`.
+
+    A stream ends when `dropped` is set anew.
+    """
 
     def __init__(self) -> None:
         self.head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
         self.told: list[tuple[str, ...]] = []
         self.body = b""
+        self.drips = False
+        self.answering: list[Any] = []
         self.streams = 0
         self.dropped = asyncio.Event()
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            asked = await reader.readuntil(b"\r\n\r\n")
-            if asked.startswith(b"PUT "):
-                writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
-            else:
-                self.streams += 1
-                lines = [msgspec.json.encode(Assignment(one, students=1, listed=9)) + b"\n" for one in self.told]
-                writer.write(self.head + b"".join(lines) + self.body)
-                await writer.drain()
-                await self.dropped.wait()
-        writer.close()
+        self.answering.append(asyncio.current_task())
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                asked = await reader.readuntil(b"\r\n\r\n")
+                if asked.startswith(b"PUT "):
+                    writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+                else:
+                    self.streams += 1
+                    lines = [msgspec.json.encode(Assignment(one, students=1, listed=9)) + b"\n" for one in self.told]
+                    writer.write(self.head + b"".join(lines) + self.body)
+                    await writer.drain()
+                    while self.drips:
+                        writer.write(b" ")
+                        await writer.drain()
+                        await asyncio.sleep(0.01)
+                    await self.dropped.wait()
+        finally:
+            writer.close()
 
     def drop(self) -> None:
         self.dropped.set()
@@ -55,8 +72,10 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
     server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     yield made
-    made.drop()
     server.close()
+    for answering in made.answering:
+        answering.cancel()
+    await asyncio.gather(*made.answering, return_exceptions=True)
 
 
 async def test_a_student_reconnects_to_a_silent_endpoint(
@@ -127,6 +146,37 @@ async def test_an_unreadable_list_of_pools_is_refused(endpoint: FakeEndpoint, bo
     endpoint.head, endpoint.body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body
     async with client.DiscoveryClient(endpoint.url, token="") as made:
         with pytest.raises(DiscoveryRefusedError, match="its answer can't be read"):
+            await made.pools()
+
+
+async def test_a_list_of_pools_has_a_limit(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its URL leads to; what comes packed, which nobody asked for, is not unpacked."""
+    monkeypatch.setattr(client, "ANSWER_LIMIT", 1_000_000)
+    packed = gzip.compress(b" " * 50_000_000)
+    async with client.DiscoveryClient(endpoint.url, token="") as made:
+        for more, body, said in ((b"", b" " * 1_000_001, "more than 1000000 bytes"), (PACKED, packed, "can't be read")):
+            head = b"HTTP/1.1 200 OK\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n"
+            endpoint.head, endpoint.body = head % (more, len(body)), body
+            tracemalloc.start()
+            try:
+                with pytest.raises(DiscoveryRefusedError, match=said):
+                    await made.pools()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert most < 20_000_000
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 500 Oh\r\n\r\n"])
+async def test_an_answer_that_never_ends_is_none(
+    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    """Though a byte comes now and then, in its head or its body."""
+    endpoint.head = head
+    endpoint.drips = True
+    monkeypatch.setattr(client, "ANSWER_WITHIN_S", 0.3)
+    async with client.DiscoveryClient(endpoint.url, token="") as made, asyncio.timeout(60):
+        with pytest.raises(DiscoveryNotReadyError, match="no answer in time"):
             await made.pools()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,11 +17,14 @@ from hypothesis import given
 
 from edl_runtime.gateway import sglang, vllm
 from edl_runtime.gateway.errors import RequestRefusedError
-from edl_runtime.gateway.scoring import Positions, Score, Scoring, check_sequences, top_k
+from edl_runtime.gateway.scoring import ANSWER_LIMIT, Positions, Score, Scoring, check_sequences, choices_limit, top_k
 from edl_runtime.gateway.vllm import BadAnswerError, Raw
 from edl_runtime.protocol.llm import LlmServer
 
 K = 3
+
+KEYS = b"".join(b',"%d":1' % at for at in range(100_000)) + b"}"
+SCORES = b",".join(b'"%d":{"logprob":-1.0,"rank":1}' % at for at in range(20_000))
 
 SIX_OF_TWO = {"7": {"logprob": -1.0, "rank": 1}, "6": {"logprob": -2.0, "rank": 2}}
 """Right scores of token 6 with the best two."""
@@ -84,7 +89,7 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        ([None], "1 positions of 2"),
+        ([None], "no list of 2 positions"),
         ([None, {"7": {"logprob": -1.0, "rank": 1}}], "without its token 6"),
         ([None, None], "without its token 6"),
         ([None, {"6": {"logprob": None, "rank": 1}}], "null"),
@@ -92,6 +97,7 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
         ([None, SIX_OF_TWO | {"8": {"logprob": -3.0, "rank": 3}, "9": {"logprob": -4.0, "rank": 4}}], "4 scores"),
         ([None, SIX_OF_TWO | {"7": {"logprob": "-1.0", "rank": 1}}], "position 1 are invalid"),
         ([None, SIX_OF_TWO | {"7": {"logprob": 0.5, "rank": 1}}], "0.5000, allowed is 0 or less"),
+        ([None, SIX_OF_TWO | {"6": {"logprob": -5e307, "rank": 2}}], r"-5e\+307, allowed is -3.4"),
         ([None, SIX_OF_TWO | {"7": {"logprob": -2.5, "rank": 1}}], "grow with their rank"),
         ([None, SIX_OF_TWO | {"7": {"logprob": -1.0, "rank": 0}}], "position 1 are invalid"),
         (None, "no list"),
@@ -102,6 +108,64 @@ def test_wrong_scores_are_found(scores: object, said: str) -> None:
     """With what is wrong of them."""
     with pytest.raises(BadAnswerError, match=said):
         vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": scores})), [5, 6], 2)
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (lambda content: vllm.read_choices(content, 2), b'{"choices":[1' + b",1" * MANY + b"]}"),
+        (lambda content: vllm.read_choices(content, 2), b'{"choices":[{}' + b",{}" * MANY + b"]}"),
+        (lambda content: vllm.read_choices(content, 0), b'{"choices":[]' + KEYS),
+        (lambda content: vllm.read_choices(content, 1), b'{"choices":[{"a":1' + KEYS + b"]}"),
+        (lambda content: vllm.check_scores(Raw(content), [5, 6], 2), b'{"prompt_logprobs":[1' + b",1" * MANY + b"]}"),
+        (lambda content: vllm.check_scores(Raw(content), [5, 6], 2), b'{"prompt_logprobs":[null,{' + SCORES + b"}]}"),
+        (lambda content: sglang.read_items(content, 1), b"[1" + b",1" * MANY + b"]"),
+        (vllm.check_text, b"a" * 3_000_000 + "\U0001f600".encode() + b"\xff"),
+    ],
+)
+def test_an_answer_that_is_none_to_its_question_takes_no_memory(
+    read: Callable[[bytes], object], content: bytes
+) -> None:
+    """Values that were not asked for are refused before they are Python's objects, which take up to a hundred times."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadAnswerError):
+            read(content)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2 * len(content)
+
+
+def test_the_scores_beside_choices_may_be_many() -> None:
+    """As vLLM answers about tokens, with `prompt_logprobs` of the whole answer."""
+    content = b'{"choices":[{"index":0}],"prompt_logprobs":[null,{' + SCORES + b"}]}"
+    vllm.read_choices(content, 1)
+    vllm.check_scores(Raw(content), [5, 6], 20_000)
+
+
+def test_a_chat_s_answer_is_no_dict() -> None:
+    """It is handed on as it came, so that its fields are only looked at."""
+    content = b'{"a":1' + KEYS
+    tracemalloc.start()
+    try:
+        vllm.check_object(content)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < len(content)
+    with pytest.raises(BadAnswerError, match="no JSON object"):
+        vllm.check_object(b"[]")
+
+
+def test_the_most_bytes_of_choices_follow_from_what_was_asked() -> None:
+    """A short question has a short answer, of whichever teacher; none has more than any may."""
+    assert choices_limit(1, 40, 1, None) < 1.1 * 2**20
+    assert choices_limit(8, 1000, 4096, None) < choices_limit(8, 1000, 4096, 20) < ANSWER_LIMIT
+    assert choices_limit(8, 1000, 10**4000, -1) == ANSWER_LIMIT
 
 
 def test_infinite_scores_are_found() -> None:
@@ -120,6 +184,7 @@ def test_infinite_scores_are_found() -> None:
         ([[-1.0, 7, None], ["-1.5", 8, None]], "invalid"),
         ([[0.5, 7, None], [-1.5, 8, None]], "0.5000, allowed"),
         ([[-1.5, 7, None], [-1.0, 8, None]], "grow with their rank"),
+        ([[-1.5, 7, None], [-1.7e308, 8, None]], r"-1.7e\+308, allowed is -3.4"),
         ([[-2.5, 7, None], [-3.0, 8, None]], "grow with their rank"),
     ],
 )
@@ -151,6 +216,16 @@ def test_wrong_best_tokens_of_sglang_s_shorter_forms_are_found(values: list[list
     for form in (b64,) if said == "not a number" else (flat, b64):
         with pytest.raises(BadAnswerError, match=said):
             sglang.check_scores(Raw(msgspec.json.encode({"meta_info": tokens | shape | form})), [5, 6], 2)
+
+
+def test_the_least_score_is_that_of_a_masked_token() -> None:
+    """In float32, as servers mask; minus infinity is told in base 64 alone."""
+    least = float(np.finfo(np.float32).min)
+    vllm.check_falling([-1.0, least, least], 1)
+    meta = {"input_token_logprobs": [[None, 5, None], [-3.0, 6, None]], "input_top_logprobs_null_prefix": 1}
+    values = base64.b64encode(np.array([-1.0, -np.inf], np.float32).tobytes()).decode()
+    meta |= {"input_top_logprobs_val_flat_b64": values, "input_top_logprobs_shape": [1, 2]}
+    sglang.check_scores(Raw(msgspec.json.encode({"meta_info": meta})), [5, 6], 2)
 
 
 def test_numbers_that_no_token_has_are_found() -> None:

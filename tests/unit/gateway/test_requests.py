@@ -10,14 +10,15 @@ import pytest
 
 from edl_runtime.gateway.errors import RequestRefusedError
 from edl_runtime.gateway.requests import (
+    BodyMeter,
     Completions,
     Generate,
     PoolModel,
     Request,
     SequenceLogprobs,
     TokensInOut,
-    memory_of,
 )
+from edl_runtime.gateway.scoring import MOST_ROWS
 from edl_runtime.protocol.llm import LlmServer
 
 MODEL = PoolModel("net", LlmServer(kind="vllm", max_logprobs=-1, logprobs_mode="processed_logprobs"))
@@ -30,6 +31,9 @@ SLIME = {
     "top_logprobs_num": 3,
 }
 
+
+HUGE = "huge"
+"""Stands for a number of 4,300 digits, the most that Python reads."""
 
 N = 50_000
 
@@ -46,6 +50,8 @@ N = 50_000
         b'{"input_ids":[1],"return_logprob":{' + b",".join(b'"%d":1.5' % at for at in range(N)) + b"}}",
         b'{"input_ids":[1],"x":{' + b",".join(b'"%d":1' % at for at in range(N)) + b"}}",
         b"{" + b",".join(b'"%d":1' % at for at in range(N)) + b',"input_ids":[1]}',
+        b'{"prompt":"' + b"a" * 40 * N + "\U0001f600".encode() + b'"}',
+        b'{"prompt":"' + b"a" * 40 * N + rb'\ud83d\ude00"}',
         b'{"input_ids":[[' + b"9999999," * N + b'1]],"text":"' + b"x" * N + b'"}',
     ],
 )
@@ -59,10 +65,19 @@ def test_a_body_takes_no_more_memory_than_is_reckoned(body: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert read.tokens
-    assert most < memory_of(body) - len(body)
+    assert most < BodyMeter().add(body) - len(body)
 
 
 PADDED = {"sequences": [[1] * 4000, *[[1]] * 60_000], "prompt_lengths": [0] * 60_001, "top_logprobs": 1}
+
+
+def test_a_text_is_as_wide_as_its_widest_character() -> None:
+    """Whichever piece of a body has that, or has a part of how it is written."""
+    body = b'{"prompt":"' + b"a" * 1000 + rb'\ud83d\ude00"}'
+    meter = BodyMeter()
+    taken = sum(meter.add(body[at : at + 1]) for at in range(len(body)))
+    assert taken == BodyMeter().add(body) > 8 * len(body)
+    assert BodyMeter().add(body[:1000]) < 4 * 1000
 
 
 def test_a_binary_answer_that_padding_makes_huge_is_refused() -> None:
@@ -114,6 +129,13 @@ def test_what_only_sglang_knows_goes_there(more: dict[str, Any], kinds: set[str]
     assert Generate(msgspec.json.encode(SLIME | more)).kinds == kinds
 
 
+def test_blanks_before_sequences_are_none_of_them() -> None:
+    """However many: clients may lay out their JSON as they like."""
+    for form, field in ((Completions, b"prompt"), (Generate, b"input_ids")):
+        assert form(b'{"%b": [%b[1, 2] ]}' % (field, b" \n" * 200)).tokens == [2]
+        assert form(b'{"%b": [7]}' % field).tokens == [1]
+
+
 def test_a_part_s_question_has_its_rows_and_all_other_fields() -> None:
     """In the caller's own form as they are, also fields that nobody here knows."""
     assert asked(Completions(msgspec.json.encode(TRL | {"new": {"a": 1}})), "vllm") == {
@@ -156,9 +178,32 @@ def test_malformed_requests_are_refused(form: Any, content: bytes) -> None:
         (Completions, {"prompt": [[2**40]]}),
         (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [0], "top_logprobs": 10**9}),
         (Generate, {"input_ids": [[1]], "return_logprob": True, "sampling_params": {"n": 2}}),
+        (Completions, {"n": HUGE, "prompt": [[1]] * 12}),
+        (Completions, {"n": 2, "prompt": ["a"] * MOST_ROWS}),
+        (Completions, {"prompt": [[1]] * (MOST_ROWS + 1)}),
     ],
 )
 def test_what_no_server_could_take_is_refused(request_: Any, said: dict[str, Any]) -> None:
     """Before anybody makes room for it, though the pool has no limits of its own."""
+    content = msgspec.json.encode(TRL | said).replace(b'"huge"', b"9" * 4300)
     with pytest.raises(RequestRefusedError, match="allowed"):
-        asked(request_(msgspec.json.encode(TRL | said)), "vllm")
+        asked(request_(content), "vllm")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (Completions, {"model": "A" * 100_000}),
+        (Completions, {"model": "\U000e0001" * 100_000}),
+        (Completions, {"model": "\x1b[31m\n\u202e"}),
+        (Completions, {"prompt_logprobs": HUGE}),
+        (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [HUGE], "top_logprobs": 1}),
+        (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [0], "response_format": "A\x1b" * 100_000}),
+    ],
+)
+def test_a_refusal_has_little_of_what_was_sent(form: Any, said: dict[str, Any]) -> None:
+    """On one line, without control characters: it is logged, and sent back."""
+    with pytest.raises(RequestRefusedError) as caught:
+        asked(form(msgspec.json.encode(TRL | said).replace(b'"huge"', b"9" * 4300)), "vllm")
+    assert len(str(caught.value)) < 25_000
+    assert str(caught.value).isprintable()

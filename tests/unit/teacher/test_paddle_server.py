@@ -6,6 +6,8 @@ import asyncio
 import gc
 import gzip
 import io
+import json
+import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +27,7 @@ from edl_runtime.protocol.paddle_serving import (
     frame_sizes,
     pack_frame,
 )
-from edl_runtime.teacher import other_body
+from edl_runtime.teacher import other_body, paddle_server
 from edl_runtime.teacher.http.admission import SideMemory
 from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
 
@@ -78,9 +80,13 @@ class Sums(Idle):
         return {"sum": inputs["x"].sum(keepdims=True)}
 
 
-async def answer_of(content: bytes, kind: str, encoding: str = "identity") -> tuple[int, bytes]:
+SUMS: Any = Sums()
+
+
+async def answer_of(
+    content: bytes, kind: str, encoding: str = "identity", *, requests: Any = SUMS
+) -> tuple[int, bytes]:
     """Return status and body of the answer to a POST."""
-    requests: Any = Sums()
     async with (
         serving_paddle(GeneralModelService(requests, ["x"]), "127.0.0.1", 0) as port,
         aiohttp.ClientSession() as client,
@@ -118,6 +124,51 @@ async def test_json_has_a_limit() -> None:
     status, content = await answer_of(b" " * (REQUEST_JSON_LIMIT + 1), "application/json")
     assert status == 400
     assert b"allowed are 8388608; send protobuf" in content
+
+
+class Answers(Idle):
+    """Answers requests with these outputs."""
+
+    def __init__(self, **outputs: np.ndarray) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    async def infer(self, *_: object) -> dict[str, np.ndarray]:
+        return self._outputs
+
+
+ONE = b'{"tensor":[{"name":"x","elem_type":1,"shape":[1],"float_data":[1]}]}'
+
+
+async def test_answers_are_json_as_protobuf_has_it() -> None:
+    """But with 64-bit numbers as numbers."""
+    floats = np.array([0.5, np.nan, -np.inf, 1e30], np.float32)
+    ints = np.array([-(2**63), 2**63 - 1])
+    many = np.arange(200_000, dtype=np.float64)
+    requests = Answers(floats=floats, ints=ints, many=many, bytes=np.arange(3, dtype=np.uint8), none=many[:0])
+    status, content = await answer_of(ONE, "application/json", requests=requests)
+    assert status == 200
+    (output,) = json.loads(content)["outputs"]
+    of = {tensor["name"]: tensor for tensor in output["tensor"]}
+    assert of["floats"]["float_data"] == [0.5, "NaN", "-Infinity", float(np.float32(1e30))]
+    assert of["ints"]["int64_data"] == ints.tolist()
+    assert of["many"]["float64_data"] == many.tolist()
+    assert of["bytes"]["tensor_content"] == "AAEC"
+    assert of["none"]["shape"] == [0]
+
+
+async def test_an_answer_has_as_much_json_as_over_the_other_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is not made in the event loop, where other clients would wait for it."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(paddle_server, "check_size", lambda *_: threads.append(threading.current_thread()))
+    status, _ = await answer_of(ONE, "application/json", requests=Answers(x=np.ones(10)))
+    assert status == 200
+    assert threads
+    assert threading.main_thread() not in threads
+    monkeypatch.undo()
+    monkeypatch.setattr(paddle_server, "JSON_LIMIT", 1000)
+    status, content = await answer_of(ONE, "application/json", requests=Answers(x=np.ones(1000)))
+    assert (status, b"allowed are 1000" in content) == (400, True)
 
 
 async def test_empty_tensors_are_refused_over_http() -> None:
