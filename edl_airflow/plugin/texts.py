@@ -1,8 +1,7 @@
 """Names of jobs and hosts in texts that anybody may have written. Pure.
 
-Finished texts are looked through, although many are ours: the others are Kubernetes' messages, what a script has noted
-and the words of a policy of somebody's own, which have no parts that could be left out as they are made. The time of
-each function grows with the length of its text alone, whatever is in it.
+Finished texts are looked through, as most are others' (see ADR 39). The time of each function grows with the length of
+its text alone, whatever is in it.
 """
 
 from __future__ import annotations
