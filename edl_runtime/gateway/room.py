@@ -51,8 +51,8 @@ class Holding:
     async def reserve(self, size: int) -> None:
         """Hold what it is expected to grow by, as far as that is free; the rest is held as it comes.
 
-        It waits for a quarter of the room at most: all that one may take is not free while others hold anything. Raises
-        NoRoomError.
+        It waits for a quarter of the room at most: all that one may take is not free while others hold anything. What
+        it takes beyond that leaves an eighth to others, who need little perhaps. Raises NoRoomError.
         """
         size = min(size, self._room.most - self.size)
         first = min(size, self._room.size // 4)
@@ -114,8 +114,8 @@ class Room:
             self._add(holding, size)
 
     def take_free(self, holding: Holding, size: int) -> int:
-        """Hold so many bytes more, or as many as are free; return how many."""
-        size = min(size, self._free(holding.keys))
+        """Hold so many bytes more, or as many as are free; return how many. An eighth of the room stays free."""
+        size = max(0, min(size, self._free(holding.keys), self._free((_ALL,)) - self.size // 8))
         self._add(holding, size)
         return size
 

@@ -209,3 +209,16 @@ async def test_what_is_reserved_is_a_part_of_what_it_needs_where_others_hold_som
             assert second.size == 0
         await waits
         assert second.size == 74
+
+
+async def test_what_is_only_reserved_leaves_something_to_a_third_pool() -> None:
+    """Two that may take half of the room each have it once they need it, and not before."""
+    room = Room(80, 60, 40)
+    with room.opened("p", "c", 0.0) as first, room.opened("q", "d", 0.0) as second:
+        await first.reserve(1000)
+        await second.reserve(1000)
+        assert (first.size, second.size) == (40, 30)
+        with room.opened("r", "e", 0.0) as third:
+            await third.grow(10)
+        await second.grow(40)
+        assert second.size == 40
